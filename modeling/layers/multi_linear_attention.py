@@ -83,8 +83,9 @@ class MultiLinearAttention(RelativeAttention):
         seen: torch.Tensor | None,
     ) -> torch.Tensor:
         """Output `(B, t, E)` of t queries, whose windows are the `columns` (t, W) of the keys and values."""
-        columns = columns.clamp(min=0)  # what does not exist is not `seen`
-        pairs = pair_features(content_query, position_query, key[:, columns], value[:, columns], relative)
+        chosen = columns.clamp(min=0).flatten()  # what does not exist is not `seen`
+        key, value = (each.index_select(1, chosen).unflatten(1, columns.shape) for each in (key, value))
+        pairs = pair_features(content_query, position_query, key, value, relative)
         if seen is not None:
             pairs = pairs * (seen[..., :, None] & seen[..., None, :])[:, :, None]
         return self.map_pairs(pairs)

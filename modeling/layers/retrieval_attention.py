@@ -185,10 +185,8 @@ class RetrievalAttention(LocalAttention):
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, columns: torch.Tensor, found: torch.Tensor
     ) -> torch.Tensor:
         """V_m `(B, n, H, D)` of the keys in `columns` `(B, H, n, k)`, where there is one (`found`)."""
-        key, value = (
-            each.take_along_dim(columns.flatten(2)[..., None], dim=2).unflatten(2, columns.shape[2:])
-            for each in (keys, values)
-        )
+        order = columns.flatten(2)[..., None].expand(-1, -1, -1, keys.shape[-1])
+        key, value = (each.gather(2, order).unflatten(2, columns.shape[2:]) for each in (keys, values))
         scores = (key @ query[..., None])[..., 0]
         empty = 0.0 if self.attend_to_empty else torch.finfo(scores.dtype).min
         weights = scores.masked_fill(~found, empty).softmax(-1).masked_fill(~found, 0.0)

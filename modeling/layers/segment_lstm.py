@@ -95,12 +95,23 @@ class SegmentLSTM(nn.LSTM):
         for columns, reads, begins in chunks:
             if begins is not None:
                 hidden, cell = reset_state(hidden, begins), reset_state(cell, begins)
-            with self.weights_of_call():
-                output, (new_hidden, new_cell) = super().forward(inputs[:, columns], (hidden[None], cell[None]))
+            output, new_hidden, new_cell = self.read(inputs[:, columns], hidden, cell)
             outputs.append(output)
             if reads is None:
-                hidden, cell = new_hidden[0], new_cell[0]
+                hidden, cell = new_hidden, new_cell
             else:
-                hidden = torch.where(reads[:, None], new_hidden[0], hidden)
-                cell = torch.where(reads[:, None], new_cell[0], cell)
+                hidden = torch.where(reads[:, None], new_hidden, hidden)
+                cell = torch.where(reads[:, None], new_cell, cell)
         return torch.cat(outputs, dim=1), hidden, cell
+
+    def read(
+        self, inputs: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What `forward` returns, of positions that every row reads."""
+        if inputs.shape[1] == 1 and not self.proj_size:  # oneDNN lays out the weights anew in every call
+            weights = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0
+            hidden, cell = torch.lstm_cell(inputs[:, 0], (hidden, cell), *weights)
+            return hidden[:, None], hidden, cell
+        with self.weights_of_call():
+            output, (hidden, cell) = super().forward(inputs, (hidden[None], cell[None]))
+        return output, hidden[0], cell[0]

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from transformers_xl import MemoryTrainer, ShaRNNConfig
 from transformers_xl.data.text_stream import TextStream
 from transformers_xl.modeling.layers.boom import Boom
-from transformers_xl.modeling.layers.segment_lstm import split_chunks
+from transformers_xl.modeling.layers.segment_lstm import LSTMChunk, split_chunks
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.training.trainer import MemoryTrainingArguments
@@ -243,7 +243,23 @@ def test_a_plain_segment_is_one_call_of_the_lstm(monkeypatch):
     mask = torch.ones(3, 10)
     mask[1, :4] = mask[2, 7:] = 0  # inside, padding stands after the tokens: rows 1 and 2 end at columns 6 and 7
     model(tokens(3, 10), attention_mask=mask)
-    assert calls == [6, 1, 3] * 2
+    assert calls == [6, 3] * 2  # one position is a call of the cell
+
+
+@pytest.mark.parametrize("is_training", [False, True], ids=["evaluation", "training"])
+def test_one_position_is_read_as_torchs_lstm_reads_it(is_training):
+    lstm = tiny_model("sha_rnn").layers[0].lstm.train(is_training)
+    for weight in lstm.parameters():
+        nn.init.normal_(weight, std=0.3)
+    width = lstm.hidden_size
+    inputs = torch.randn(3, 1, width, dtype=torch.double, requires_grad=True)
+    hidden, cell = torch.randn(2, 3, width, dtype=torch.double)
+    output, (last, state) = nn.LSTM.forward(lstm, inputs, (hidden[None], cell[None]))
+    expected = output, last[0], state[0]
+    found = lstm(inputs, hidden, cell, [LSTMChunk(slice(0, 1))])
+    weights = [inputs, *lstm.parameters()]
+    grads = [torch.autograd.grad(sum(each.sin().sum() for each in states), weights) for states in (found, expected)]
+    torch.testing.assert_close((*found, *grads[0]), (*expected, *grads[1]))
 
 
 def segment_of(mask: torch.Tensor | None, reset: torch.Tensor) -> Segment:
