@@ -1,5 +1,6 @@
 """Which bases can have a memory. What cannot is refused in a sentence that says what can."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -114,6 +115,8 @@ def check_base(backbone: PreTrainedModel, config: SegmentMemoryConfig) -> None:
         return
     name, base = backbone.config.model_type, backbone.config
     instead = in_place_of_a_window(base)
+    if "past_key_values" not in inspect.signature(backbone.forward).parameters:
+        raise ValueError(f"`text_config` is a {name}, whose `forward` takes no `past_key_values`: {instead}.")
     if getattr(backbone, "_is_stateful", False):
         raise ValueError(f"`text_config` is a {name}, whose layers carry a state that no window holds: {instead}.")
     others = sorted({type(layer).__name__ for layer in DynamicCache(config=base).layers} - WINDOWED_CACHES)
