@@ -55,8 +55,8 @@ class StreamingText(IterableDataset):
         memory: `False`, for a model that remembers nothing: every segment is read alone, and begins with `beginning`.
 
     Raises:
-        ValueError: `source` is an iterator, which can be read only once; a document is not one row of integers; a number is
-            below 1; or a `DataLoader` reads it with workers, each of which would read all of it.
+        ValueError: `source` is an iterator, which can be read only once; a document is not one row of integers; `source` has
+            too little text for a first step, where it is not `keep_tail`; a number is below 1; or a `DataLoader` reads it with workers, each of which would read all of it.
     """
 
     def __init__(
@@ -140,12 +140,22 @@ class StreamingText(IterableDataset):
                     tokens[lane] = np.concatenate([tokens[lane], document.astype(np.int64)])
             lengths = [len(row) for row in tokens]
             if max(lengths) == 0 or (not self.keep_tail and min(lengths) < needed):
+                if step == 0 and not self.keep_tail:
+                    self._refuse(taken)
                 return
             items = self._next_segments(tokens, begins)
             step += 1
             position = self.source.state_dict() if hasattr(self.source, "state_dict") else None
             self._remember(step, taken, position, tokens, begins)
             yield from items
+
+    def _refuse(self, taken: int) -> None:
+        """`source` ended before the first step."""
+        needs = "a document" if self.documents else f"{self.segment_length + 1} tokens"
+        raise ValueError(
+            f"`source` has {taken} documents, too little text for `lanes`={self.lanes}, each of which needs {needs}: give "
+            "more text, or fewer lanes."
+        )
 
     def _beginning(self) -> tuple[int, int, Any, list[np.ndarray], list[bool]]:
         """What `_remember` notes before anything is read."""
