@@ -130,6 +130,8 @@ def check_targets(
     """Check that every token of a segment has a place in the targets, which are words or -100; `shift_labels` may have
     `num_extra_targets` columns more."""
     inputs = input_ids if inputs_embeds is None else inputs_embeds
+    if isinstance(inputs, torch.Tensor) and inputs.dim() < 2:  # else it fails before the model looks at it
+        raise ValueError(f"`input_ids` has shape {tuple(inputs.shape)}: it must be (batch, length), each at least 1.")
     for name, targets, more in (("labels", labels, 0), ("shift_labels", shift_labels, num_extra_targets)):
         if not isinstance(inputs, torch.Tensor) or targets is None:
             continue

@@ -31,7 +31,7 @@ from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.memory.segment import Call
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
 from transformers_xl.modeling.outputs import MemoryHeadOutput, MemoryModelOutput
-from transformers_xl.modeling.pretrained.base_head import HeadOfBase, head_of_base
+from transformers_xl.modeling.pretrained.base_head import HeadOfBase, decoder_of, head_of_base
 from transformers_xl.modeling.pretrained.supported_bases import PositionAngles, check_base, check_config
 from transformers_xl.modeling.pretrained.token_bases import measured_start
 from transformers_xl.modeling.pretrained.token_reader import TokenReader
@@ -134,7 +134,7 @@ class SegmentMemoryBackbone(SegmentMemoryPreTrainedModel, MemoryModel):
         self.backbone.set_output_embeddings(new_embeddings)
 
     def get_decoder(self) -> nn.Module:
-        return self.backbone.get_decoder()
+        return decoder_of(self.backbone)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
         """The base's."""
@@ -205,7 +205,7 @@ class SegmentMemoryModel(SegmentMemoryBackbone):
     extra_arguments: tuple[str, ...] = ()
 
     def part_of_base(self) -> nn.Module:
-        return self.backbone.get_decoder()
+        return decoder_of(self.backbone)
 
 
 @auto_docstring(
@@ -293,7 +293,7 @@ class SegmentMemoryForCausalLM(SegmentMemoryBackbone, MemoryGenerationMixin):  #
             outputs.token_losses = losses if wants_losses else None
         if head is None:
             outputs.logits = slice_logits_to_keep(outputs.logits, logits_to_keep)
-        return outputs
+        return type(outputs)(**outputs)  # in the order of its fields: the loss comes first in a tuple
 
     def add_loss(
         self,

@@ -19,11 +19,12 @@ def computing_dtype(like: torch.Tensor) -> torch.dtype:
 
 
 def gather_columns(rows: torch.Tensor, order: torch.Tensor | None, dim: int = 1) -> torch.Tensor:
-    """`rows` with the columns of dimension `dim` in the `order` (B, n) of their batch row, numbers from 0."""
+    """`rows` with the columns of dimension `dim` in the `order` (B or 1, n) of their batch row, numbers from 0."""
     if order is None:
         return rows
     shape, size = [1] * rows.dim(), [*rows.shape]
-    shape[0], shape[dim] = size[0], size[dim] = order.shape
+    shape[0], shape[dim] = order.shape
+    size[dim] = order.shape[1]
     # not take_along_dim, which computes a remainder of each number, once for each feature: three times as long
     return rows.gather(dim, order.view(shape).to(rows.device).expand(size))
 

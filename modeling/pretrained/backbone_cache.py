@@ -12,6 +12,7 @@ from transformers.cache_utils import CacheLayerMixin
 from transformers_xl.modeling.memory.memory_cache import Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory
 from transformers_xl.modeling.memory.segment import LayerContext
+from transformers_xl.modeling.pretrained.base_head import decoder_of
 from transformers_xl.modeling.pretrained.places import Places
 
 
@@ -118,7 +119,7 @@ def written_by(backbone: Any, num_tokens: int, positions: Sequence[int]) -> list
     try:
         # autocast would bring the noise of another type; there is none on "meta"
         with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
-            backbone.get_decoder()(
+            decoder_of(backbone)(
                 inputs_embeds=tokens.repeat(len(positions), 1, 1).to(backbone.device, backbone.dtype),
                 position_ids=position_ids.to(backbone.device),
                 past_key_values=cache,

@@ -52,9 +52,15 @@ class HeadOfBase:
         return logits if states.dim() == 3 else logits[0]
 
 
+def decoder_of(base: PreTrainedModel) -> PreTrainedModel:
+    """The part of a language model that gives hidden states. transformers takes the whole of Llama 4 for it."""
+    decoder, inner = base.get_decoder(), getattr(base, "model", None)
+    return inner if decoder is base and isinstance(inner, PreTrainedModel) else decoder
+
+
 def head_of_base(base: PreTrainedModel) -> HeadOfBase | None:
     """The head of a language model of transformers; None where it cannot be told from its decoder."""
-    decoder = base.get_decoder()  # of some models that is what is called `decoder`, their head
+    decoder = decoder_of(base)  # of some models that is what is called `decoder`, their head
     path = next((name for name, module in base.named_modules() if module is decoder), "")
     takes_states = "inputs_embeds" in inspect.signature(type(base).forward).parameters
     return HeadOfBase(base, path) if path and takes_states and isinstance(decoder, PreTrainedModel) else None
@@ -73,4 +79,4 @@ def without_decoder(module: nn.Module, path: list[str]) -> Any:
     return made
 
 
-__all__ = ["HeadOfBase", "head_of_base"]
+__all__ = ["HeadOfBase", "decoder_of", "head_of_base"]

@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from transformers_xl.configuration.configuration_segment_memory import SegmentMemoryConfig
+from transformers_xl.modeling.pretrained.base_head import decoder_of
 
 logger = logging.get_logger(__name__)
 
@@ -54,7 +55,7 @@ def check_length(backbone: PreTrainedModel, config: SegmentMemoryConfig) -> None
     embedding = backbone.get_input_embeddings()
     learned = [
         module.num_embeddings
-        for module in backbone.get_decoder().modules()
+        for module in decoder_of(backbone).modules()
         if isinstance(module, nn.Embedding) and module is not embedding
     ]
     angles = [len(buffer) for path, buffer in backbone.named_buffers() if path.endswith("embed_positions")]
@@ -89,7 +90,7 @@ def measured_start(backbone: PreTrainedModel) -> dict[str, float]:
     count = min(NUM_MEASURED, num_words)
     ids = torch.arange(count, device=weight.device) * (num_words // count)
     embeds = embedding(ids[None])
-    hidden_states = backbone.get_decoder()(inputs_embeds=embeds, use_cache=False)[0]
+    hidden_states = decoder_of(backbone)(inputs_embeds=embeds, use_cache=False)[0]
     embeds, hidden_states = embeds.double(), hidden_states.double()
     return {
         "memory_initializer_range": float(embeds.std()),

@@ -30,6 +30,7 @@ from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory
 from transformers_xl.modeling.memory.segment import Call, Segment
 from transformers_xl.modeling.ops.columns import gather_columns, keep_last
+from transformers_xl.modeling.pretrained.base_head import decoder_of
 from transformers_xl.modeling.pretrained.memory_reader import MemoryReader, ModelAroundBase
 from transformers_xl.modeling.pretrained.token_places import (
     OpenRows,
@@ -111,9 +112,9 @@ class BaseCall:
         last hidden states `(B, .., E)`."""
         if not is_asked and not self.kwargs.get("output_hidden_states"):  # logits are large
             given = {"past_key_values": cache, "use_cache": cache is not None}
-            return (), self.backbone.get_decoder()(inputs_embeds=torch.cat(embeds, dim=1), **given)[0]
+            return (), decoder_of(self.backbone)(inputs_embeds=torch.cat(embeds, dim=1), **given)[0]
         last = []  # not by `output_hidden_states`, which keeps those of all layers
-        hook = self.backbone.get_decoder().register_forward_hook(lambda module, given, output: last.append(output[0]))
+        hook = decoder_of(self.backbone).register_forward_hook(lambda module, given, output: last.append(output[0]))
         try:
             output = self.run(torch.cat(embeds, dim=1), None, None, cache, **self.kwargs)
         finally:

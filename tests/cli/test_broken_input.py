@@ -1,5 +1,6 @@
 """What a file or an argument causes: one sentence with its name, exit status 2, and no traceback."""
 
+import gzip
 import json
 import shutil
 import time
@@ -232,6 +233,13 @@ def test_a_training_on_nothing(words: list[str], tmp_path: Path):
     (tmp_path / "empty.txt").write_bytes(b"")
     assert_one_sentence(run(*words, tmp_path / "empty.txt", "-o", tmp_path / "out"), "empty.txt")
     assert not (tmp_path / "out").exists()
+
+
+def test_words_are_counted_in_what_is_unpacked(tmp_path: Path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"now then"))
+    assert_one_sentence(
+        run("tokenizer", "train", tmp_path / "a.txt.gz", "-o", tmp_path / "out"), "a.txt.gz' is compressed: unpack it"
+    )
 
 
 def test_absurd_arguments(text_file: Path, tmp_path: Path, folders: dict):

@@ -237,8 +237,8 @@ def test_a_run_ends_with_the_command():
     [
         ({"steps": 3}, "`steps`=3"),
         ({"mem_len": 16, "document_bytes": None}, "`mem_len`=16"),
-        ({"search": {"trials": 3, "steps": 2}}, "`search`="),
-        ({"models": {"transformer_xl": None, "gpt2": {"block": 8}}}, "`model`="),
+        ({"search": {"trials": 3, "steps": 2}}, "`search.steps`=2 "),
+        ({"models": {"transformer_xl": None, "gpt2": {"block": 8}}}, "`model.block`=8 "),
         ({"document_bytes": 50}, "`document_bytes`=50"),
     ],
 )
@@ -257,7 +257,7 @@ def test_another_text_is_refused(texts: Path, compared: Path, tmp_path: Path):
     before = files(compared)
     result = run("compare", plan_file(tmp_path, texts=given), "-o", compared)
     assert result.exit_code == 2
-    assert "`texts`" in result.stderr
+    assert "`texts.train`=" in result.stderr
     assert files(compared) == before
 
 
@@ -329,6 +329,7 @@ def test_errors_are_one_line_and_come_before_any_work(texts: Path, tmp_path: Pat
         ({"reference": "gpt3"}, "`reference`='gpt3' is none of the models"),
         ({"reference": None}, "`reference` is missing"),
         ({"models": ["gpt2"]}, "`models`=['gpt2']"),
+        ({"models": {"transformer_xl": None, "gpt2": False}}, "gpt2"),
         ({"models": {"transformer_xl": {"blocks": 3}}}, "blocks"),
         ({"models": {"transformer_xl": None, "a/b": None}}, "'a/b' cannot be the name of a file"),
         ({"models": {"transformer_xl": {"mem_len": 0, "block": 12}}}, "`models.transformer_xl.block`=12"),

@@ -96,5 +96,8 @@ def test_a_packed_file_is_refused(tmp_path: Path):
     (tmp_path / "zeros.log").write_bytes(b"a\0b\n" * 9)
     with pytest.raises(ValueError, match=r"zeros\.log' is not a text file: unpack it first"):
         prepare_log(tmp_path / "zeros.log", tmp_path / "out")
+    (tmp_path / "blank.log").write_bytes(b" \n" * 99)
+    with pytest.raises(ValueError, match=r"blank\.log' has no text: name another file"):
+        prepare_log(tmp_path / "blank.log", tmp_path / "out")
     with pytest.raises(ValueError, match="`drop_columns`=-1 must not be negative"):
         prepare_log(path, tmp_path / "out", drop_columns=-1)

@@ -98,6 +98,8 @@ def test_the_command(hub, folder: Path, tmp_path: Path):
     for name in ("runs/1/events.1", "runs/2/events.2"):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text("")
+    for name in ("trainer_state.json", "checkpoint.json"):
+        (folder / name).write_text("{}")
     private = ("second/run.yaml", "second/checkpoint-2/training_args.json", "second/.env.json")
     for name in ("checkpoint-2/model.safetensors", ".eval_results/score.yaml", "_push/config.json", *private):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -106,11 +108,12 @@ def test_the_command(hub, folder: Path, tmp_path: Path):
     assert result.exit_code == 0, result.output
     assert re.search(r"\d+ files are at http://127.0.0.1:\d+/owner/my-model/commit/[0-9a-f]{40}", result.output)
     left_out = (
-        "_push/config.json, checkpoint-2/model.safetensors, memory-0.safetensors, runs/ (2 files), second/ (3 files), "
-        "training_args.bin"
+        "_push/config.json, checkpoint-2/model.safetensors, checkpoint.json, memory-0.safetensors, runs/ (2 files), "
+        "second/ (3 files), trainer_state.json, training_args.bin"
     )
     assert f"left out: {left_out}" in result.output
     files = {path.name for path in folder.iterdir() if path.suffix in (".json", ".py")}
+    files -= {"trainer_state.json", "checkpoint.json"}
     assert set(hub.files(REPO)) == files | {"model.safetensors", ".eval_results/score.yaml", ".gitattributes"}
     assert hub.repos[REPO].private
     assert hub.messages(REPO) == ["initial commit", "first"]
@@ -119,6 +122,9 @@ def test_the_command(hub, folder: Path, tmp_path: Path):
     assert again.exit_code == 0
     assert "model.safetensors" in json.loads(again.stdout)["files"]
     assert hub.messages(REPO) == ["initial commit", "first"]  # nothing has changed
+    result = push_command(folder, REPO, "--revision", "")
+    assert result.exit_code == 2
+    assert "`revision`='' names no branch" in result.output
     result = push_command(folder, REPO, "--revision", "v2", "--create-pr", "-m", "please")
     assert result.exit_code == 0, result.output
     result = push_command(folder, "owner/other", "--revision", "v2", "-m", "on a branch")

@@ -10,6 +10,11 @@ from transformers_xl import SegmentMemoryForCausalLM, add_memory
 from transformers_xl.modeling.pretrained.backbone_cache import written_by
 from transformers_xl.modeling.pretrained.supported_bases import table_of_positions
 
+# its Mamba layers read several tokens as a new text, whatever the cache holds
+JAMBA = {
+    "attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 1, "num_experts_per_tok": 1, "mamba_d_state": 8,
+    "mamba_dt_rank": 4, "use_mamba_kernels": False, "initializer_range": 0.2, "num_key_value_heads": 2,
+}  # fmt: skip
 TOKENS = {"kind": "tokens", "segment_length": 4, "num_memory_tokens": 2}
 
 
@@ -82,12 +87,26 @@ def test_what_a_position_writes_differs_by_its_rotation_alone():
         ("bert-generation", {}, TOKENS, "whose tokens see those after them"),
         ("modernbert-decoder", {}, {}, "is a modernbert-decoder, which cannot be read with `kind`='window'"),
         ("bart", {"d_model": 32, "is_encoder_decoder": False}, TOKENS, "is a bart, which cannot be read"),
+        ("jamba", JAMBA, TOKENS, "is a jamba, which reads a token otherwise where those before it are in a cache"),
         ("beam", {"num_key_value_heads": 2}, {}, "is a beam, whose queries are scaled by their position"),
     ],
 )
 def test_what_cannot_be_read_is_refused_when_the_memory_is_added(model_type, fields, memory, message):
     with pytest.raises(ValueError, match=message):
         add_memory(base_of(model_type, **fields), **memory)
+
+
+@torch.no_grad()
+def test_the_decoder_of_a_base_that_takes_itself_for_it():
+    """transformers' `get_decoder()` of Llama 4 is the whole model, which gives logits where hidden states are asked for."""
+    fields = {"num_local_experts": 2, "intermediate_size_mlp": 32, "num_key_value_heads": 2, "head_dim": 8}
+    base = base_of("llama4_text", **fields)
+    assert base.get_decoder() is base
+    model, ids = add_memory(base, **TOKENS), tokens(2, 11)
+    one = model(ids, labels=ids)
+    torch.testing.assert_close(token_by_token(model, ids), one.logits, **FLOAT32)
+    torch.testing.assert_close(model(ids, labels=ids, logits_to_keep=1).loss, one.loss)
+    assert model.get_decoder() is base.model
 
 
 def test_queries_that_grow_with_their_position_stay_where_they_do_not():

@@ -72,6 +72,15 @@ def test_inputs(model_type):
             assert_refused(names, model, **make_arguments(), use_cache=use_cache)
 
 
+@pytest.mark.parametrize("model_type", [each for each in models() if ROWS[each].causal_lm_class is not None])
+def test_ids_of_one_dimension(model_type):
+    """What a user meets first who forgets the batch; a head looks at them before the model does."""
+    model, ids = tiny_model(model_type, "causal_lm"), tokens(1, 5)[0]
+    for given in ({}, {"labels": ids}):
+        with pytest.raises(ValueError, match=r"\(5,\)"):
+            model(ids, **given)
+
+
 WITH_LABELS = one_of_each_kind([each for each in models() if ROWS[each].causal_lm_class is not None])
 
 

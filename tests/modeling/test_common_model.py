@@ -102,6 +102,16 @@ def test_tuple_is_dict(model_type, head):
     torch.testing.assert_close(as_tuple, output.to_tuple(), atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("model_type", [each for each in models() if ROWS[each].causal_lm_class is not None])
+def test_the_loss_is_the_first_of_a_tuple(model_type):
+    """As everywhere in transformers."""
+    model, ids = tiny_model(model_type, "causal_lm"), tokens(2, 10)
+    for given in ({}, {"logits_to_keep": 1}):
+        output, as_tuple = (model(ids, labels=ids, return_dict=each, **given) for each in (True, False))
+        assert next(iter(output)) == "loss"
+        assert torch.equal(as_tuple[0], output.loss)
+
+
 @pytest.mark.parametrize("model_type", [each for each in models() if each not in SEGMENT_BY_SEGMENT])
 def test_hidden_states_and_attentions(model_type):
     model = tiny_model(model_type)

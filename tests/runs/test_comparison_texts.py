@@ -118,9 +118,49 @@ def test_texts_are_decompressed_and_tables_refused(plan_file, tmp_path: Path):
         read_comparison_texts(replace(plan, texts=replace(plan.texts, train=str(tmp_path / "text.json"))))
 
 
+def test_what_is_not_utf_8_is_refused_where_a_tokenizer_reads(plan_file, bpe, tmp_path: Path):
+    """A cut end alone is left out: other bytes would be missing without a word."""
+    (tmp_path / "latin.txt").write_bytes("gr\u00fc\u00df dich".encode("latin-1"))
+    for name, limit in (("train", None), ("test", 6)):
+        plan = plan_file(tokenizer=str(tmp_path / "bpe"), document_bytes=limit)
+        plan = replace(plan, texts=replace(plan.texts, **{name: str(tmp_path / "latin.txt")}))
+        with pytest.raises(ValueError, match=f"`texts.{name}`, 'latin.txt' is not UTF-8.*without `tokenizer`"):
+            read_comparison_texts(plan)
+        assert read_comparison_texts(replace(plan, tokenizer=None)).train.size
+    (tmp_path / "latin.txt").write_bytes("now then \u2014".encode()[:-1])  # cut, and not by `document_bytes`
+    with pytest.raises(ValueError, match="is not UTF-8"):
+        read_comparison_texts(replace(plan, document_bytes=None))
+
+
+def test_hidden_files_are_no_documents(plan_file, tmp_path: Path):
+    for name in ("a.txt", ".DS_Store", ".git/objects", "b/._c.txt", "b/c.txt"):
+        (tmp_path / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folder" / name).write_text("now then")
+    plan = plan_file()
+    plan = replace(plan, texts=replace(plan.texts, test=str(tmp_path / "folder")))
+    assert read_comparison_texts(plan).test.names == ["a.txt", "b/c.txt"]
+
+
+@pytest.mark.parametrize(("name", "other"), [("validation", "train"), ("test", "train"), ("test", "validation")])
+def test_no_model_is_scored_on_what_it_was_trained_or_chosen_on(plan_file, tmp_path: Path, name: str, other: str):
+    texts = {each: tmp_path / f"{each}.jsonl" for each in ("train", "validation", "test")}
+    for each, path in texts.items():
+        lines = [{"name": number, "text": f"{each} {number}" * 200} for number in "abc"] + [{"name": "e", "text": ""}]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plan = replace(plan_file(), texts=Texts(**{each: str(path) for each, path in texts.items()}))
+    Comparison(plan, tmp_path / "out")
+    with texts[name].open("a") as file:
+        file.write(json.dumps({"name": "z", "text": f"{other} b" * 200}) + "\n")
+    with pytest.raises(ValueError, match=f"`texts.{name}` has 'z', which `texts.{other}` has too, as 'b'"):
+        Comparison(plan, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 def test_intervals_need_two_documents(plan_file, tmp_path: Path):
     plan = plan_file()
     (tmp_path / "one.txt").write_text("now then")
-    plan = replace(plan, texts=replace(plan.texts, test=str(tmp_path / "one.txt")))
+    (tmp_path / "train.txt").write_text("said the mole " * 30)
+    plan = replace(plan, texts=replace(plan.texts, test=str(tmp_path / "one.txt"), train=str(tmp_path / "train.txt")))
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "said the mole"}))
     with pytest.raises(ValueError, match="`texts.test`=.* has one document"):
         Comparison(plan, tmp_path / "out")

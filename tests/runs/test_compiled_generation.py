@@ -106,6 +106,56 @@ def test_it_reads_the_weights_that_the_model_has_now(folder):
     assert package.calls == 2 * (NEW - 1)
 
 
+@pytest.mark.parametrize(("model_type", "layers"), [("transformer_xl", 2), ("streaming_transformer", 1)])
+def test_autocast_runs_as_before(folder, model_type: str, layers: int):
+    """Compiled code would read the types that autocast makes as its own."""
+    model, prompt = small(model_type, num_hidden_layers=layers), tokens(2, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = generated(model, prompt)
+    package = compiled(model, folder)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(generated(model, prompt), wanted)
+    assert package.calls == 0
+    generated(model, prompt)
+    assert package.calls == NEW - 1
+
+
+def test_settings_that_stand_in_the_code_are_refused(folder):
+    """They change no weight's name, shape or type."""
+    model = small("depth_adaptive_transformer", confidence_thresholds=[0.3])
+    compiled(model, folder)
+    generated(model, tokens(2, 5))
+    model.config.confidence_thresholds = [0.999]
+    with pytest.raises(ValueError, match="fields of its config"):
+        generated(model, tokens(2, 5))
+    model.config.confidence_thresholds = [0.3]
+    generated(model, tokens(2, 5))
+
+
+def test_adapters_that_are_switched_are_refused(folder):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(small(), config).eval()
+    model, prompt = adapted.base_model.model, tokens(2, 5)
+    compiled(model, folder)
+    wanted = generated(model, prompt)
+    with adapted.disable_adapter(), pytest.raises(ValueError, match="other layers, adapters"):
+        generated(model, prompt)
+    adapted.merge_adapter()
+    with pytest.raises(ValueError, match="other layers, adapters"):
+        generated(model, prompt)
+    adapted.unmerge_adapter()
+    for layer in model.modules():
+        if hasattr(layer, "scale_layer"):
+            layer.scale_layer(2.0)
+    with pytest.raises(ValueError, match="other layers, adapters"):
+        generated(model, prompt)
+    for layer in model.modules():
+        if hasattr(layer, "scale_layer"):
+            layer.scale_layer(0.5)
+    assert torch.equal(generated(model, prompt), wanted)
+
+
 def test_what_it_does_not_fit_runs_as_before(folder):
     model = small()
     cases = [({}, tokens(1, 5)), ({"num_beams": 2}, tokens(1, 5)), ({"output_attentions": True}, tokens(2, 5))]
@@ -138,7 +188,7 @@ def test_another_length_of_the_memory_is_refused_where_no_weight_tells(mem_len: 
     model = tiny_model("streaming_transformer", "causal_lm", dtype=torch.float32)
     compile_generation(model, batch=2, folder=folder)
     model.resize_memory(mem_len)
-    with pytest.raises(ValueError, match="another `mem_len` since"):
+    with pytest.raises(ValueError, match="such as `mem_len`"):
         generated(model, tokens(2, 5))
 
 

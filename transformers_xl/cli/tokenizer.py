@@ -41,11 +41,13 @@ def train_tokenizer(
         if value < 1:
             raise ValueError(f"`{name}`={value} must be 1 or more.")
     typer.echo("starting ...", err=True)  # the import takes seconds
-    from transformers_xl.data.text_files import refuse_table
+    from transformers_xl.data.text_files import TextFile, refuse_table
     from transformers_xl.tokenization.tokenization_words import WordTokenizer
 
     for text in texts:
         refuse_table(str(text))
+        if TextFile(text).is_compressed:
+            raise ValueError(f"`texts`: {str(text)!r} is compressed: unpack it first.")
     words = WordTokenizer.train_from_files(
         texts, min_freq=min_freq, max_size=max_size, lower_case=lower_case, split=split, add_eos=add_eos
     )

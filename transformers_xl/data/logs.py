@@ -66,6 +66,8 @@ def prepare_log(source: Path, output: Path, drop_columns: int = 0, held_out: flo
     kept = (1 - held_out, 1 - held_out / 2)
     bounds = [0, *(text.rfind(b"\n", 0, round(share * len(text))) + 1 for share in kept), len(text)]
     parts = {part: text[start:stop] for part, (start, stop) in zip(PARTS, pairwise(bounds), strict=True)}
+    if not text.strip():
+        raise ValueError(f"`source`={str(source)!r} has no text: name another file.")
     empty = [part for part in PARTS if not parts[part].strip()]
     if empty:
         raise ValueError(

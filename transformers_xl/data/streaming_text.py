@@ -55,8 +55,9 @@ class StreamingText(IterableDataset):
         memory: `False`, for a model that remembers nothing: every segment is read alone, and begins with `beginning`.
 
     Raises:
-        ValueError: `source` is an iterator, which can be read only once; a document is not one row of integers; `source` has
-            too little text for a first step, where it is not `keep_tail`; a number is below 1; or a `DataLoader` reads it with workers, each of which would read all of it.
+        ValueError: `source` is an iterator, which can be read only once; a document is not one row of integers; `source`
+            has too little text for a first step, without `keep_tail`; a number is below 1; or a `DataLoader` reads it with
+            workers, each of which would read all of it.
     """
 
     def __init__(

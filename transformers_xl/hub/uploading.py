@@ -29,6 +29,9 @@ OF_WEIGHTS = (
     "model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json", ADAPTER, *OF_ADAPTERS,
 )  # fmt: skip
 
+# of a training: they say where files lie
+OF_TRAININGS = ("run.yaml", "trainer_state.json", "checkpoint.json")
+
 REASONS = {
     401: "the server does not know your token: log in with `hf auth login`, or set HF_TOKEN",
     403: "your token may not write there: take a token with write access, or a repository of your own",
@@ -75,9 +78,11 @@ def push_folder(
     failure, or an interruption, the same call resumes it, since large files are kept by their content.
 
     Raises:
-        ValueError: the folder is not that of a saved model.
+        ValueError: the folder is not that of a saved model, or `revision` is empty.
         PushError: the server refused, failed or went away.
     """
+    if revision == "":
+        raise ValueError("`revision`='' names no branch: leave it out for `main`.")
     files, left_out = _files_to_push(Path(folder))
     api = HfApi(token=token, library_name="transformers-xl")
     with explained(repo_id, files, revision, token, create_pr):
@@ -150,7 +155,7 @@ def _belongs_to_a_model(name: str) -> bool:
     *folders, file = name.split("/")
     inner = any(part.startswith((".", "_", "checkpoint-")) for part in (*folders, file))
     inner = inner and not (folders == [".eval_results"] and not file.startswith((".", "_")))
-    inner = inner or file == "run.yaml"  # of `transformers-xl train`: it says where files lie
+    inner = inner or file in OF_TRAININGS
     return not inner and any(fnmatchcase(name, pattern) for pattern in UPLOADED)
 
 

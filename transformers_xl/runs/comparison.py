@@ -20,10 +20,13 @@ RUN_FIELDS = {"model", "seed", "settings", "setting", "parameters", "bytes", "bi
 def check_settings(file: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
     """Raise a `ValueError` that names the first field in which the settings of a file are not those expected."""
     for name in expected | found:
-        if found.get(name) != expected.get(name):
+        ours, theirs, field = expected.get(name), found.get(name), name
+        while ours != theirs and isinstance(ours, dict) and isinstance(theirs, dict):
+            part = next(each for each in ours | theirs if ours.get(each) != theirs.get(each))
+            ours, theirs, field = ours.get(part), theirs.get(part), f"{field}.{part}"
+        if ours != theirs:
             raise ValueError(
-                f"`{name}`={expected.get(name)} differs from that of {str(file)!r}, {found.get(name)}: give the same "
-                "value, or another folder."
+                f"`{field}`={ours} differs from that of {str(file)!r}, {theirs}: give the same value, or another folder."
             )
 
 

@@ -18,7 +18,7 @@ from transformers_xl.runs.comparison_models import ComparedModel
 from transformers_xl.runs.comparison_plan import ComparisonPlan
 from transformers_xl.runs.comparison_runs import run, time_steps, try_setting
 from transformers_xl.runs.comparison_search import Setting, best, next_trial
-from transformers_xl.runs.comparison_texts import read_comparison_texts
+from transformers_xl.runs.comparison_texts import check_apart, read_comparison_texts
 from transformers_xl.runs.separate_process import in_a_process
 
 ROUNDS = 9  # of the measurement of steps
@@ -33,7 +33,8 @@ class Comparison:
         keep_models: also write the model of each run that is made.
 
     Raises:
-        ValueError: a model cannot take part, a text is missing, or a file that is there has other settings.
+        ValueError: a model cannot take part, a text is missing or has a document of another, or a file that is there has
+            other settings.
 
     Attributes:
         missing: name and seed of the runs that are not there, or may change with trials that are not there, seed by seed.
@@ -42,6 +43,7 @@ class Comparison:
     def __init__(self, plan: ComparisonPlan, folder: Path, keep_models: bool = False):
         self.plan, self.folder, self.keep_models = plan, folder, keep_models
         self.models = {name: ComparedModel(name, plan) for name in plan.models}
+        check_apart(plan)
         texts = read_comparison_texts(plan)
         if len(texts.test.names) < 2:
             raise ValueError(f"`texts.test`={plan.texts.test!r} has one document: intervals are over two or more.")

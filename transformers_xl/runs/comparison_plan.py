@@ -193,7 +193,7 @@ def plan_of(values: dict[str, Any]) -> ComparisonPlan:
     models = values["models"]
     if not isinstance(models, dict) or not models:
         raise ValueError(f"`models`={models!r} must have a name and fields for each model.")
-    values = values | {"models": {str(name): entry or {} for name, entry in models.items()}}
+    values = values | {"models": {str(name): {} if entry is None else entry for name, entry in models.items()}}
     try:
         return parser.instantiate(parser.parse_object({"plan": values})).plan
     except jsonargparse.ArgumentError as error:

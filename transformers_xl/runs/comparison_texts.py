@@ -1,5 +1,6 @@
 """The texts of a comparison: one to train on, and documents to choose by and to score."""
 
+import codecs
 import json
 from functools import cache
 from pathlib import Path
@@ -71,11 +72,30 @@ def read_comparison_texts(plan: ComparisonPlan) -> ComparisonTexts:
     return ComparisonTexts(np.concatenate(train.ids), validation, test)
 
 
+def check_apart(plan: ComparisonPlan) -> None:
+    """Check that no text has a document of another.
+
+    Raises:
+        ValueError: a document is in two of them.
+    """
+    seen: dict[bytes, tuple[str, str]] = {}
+    for name in ("train", "validation", "test"):
+        for key, text in _texts(name, getattr(plan.texts, name)).items():
+            other, other_key = seen.setdefault(text, (name, key))
+            if other != name and len(text) > 1:
+                raise ValueError(
+                    f"`texts.{name}` has {key!r}, which `texts.{other}` has too, as {other_key!r}: a score on what a model "
+                    "was trained or chosen on says nothing. Give each document once."
+                )
+
+
 def _documents(plan: ComparisonPlan, name: str, limit: int | None) -> Documents:
     """The beginnings, `limit` bytes, of the documents of a text."""
     given, tokenizer = getattr(plan.texts, name), comparison_tokenizer(plan.tokenizer)
-    texts = {key: text[:limit] for key, text in _texts(name, given).items()}
-    found = {key: _tokens(tokenizer, text, f"`texts.{name}`, {key!r}") for key, text in texts.items()}
+    found = {}
+    for key, text in _texts(name, given).items():
+        is_cut = limit is not None and len(text) > limit
+        found[key] = _tokens(tokenizer, text[:limit], f"`texts.{name}`, {key!r}", is_cut)
     found = {key: each for key, each in found.items() if len(each[0]) > 1}
     if not found:
         raise ValueError(f"`texts.{name}`={given!r} has no document of two tokens or more: give another.")
@@ -83,11 +103,11 @@ def _documents(plan: ComparisonPlan, name: str, limit: int | None) -> Documents:
     return Documents([*found], [*ids], np.array(num_bytes))
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, text: bytes, where: str) -> tuple[np.ndarray, int]:
-    """Token ids of a text, and the bytes of all but the first."""
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: bytes, where: str, is_cut: bool) -> tuple[np.ndarray, int]:
+    """Token ids of a text, and the bytes of all but the first. `is_cut`: its last character may not be whole."""
     if isinstance(tokenizer, ByteTokenizer):
         return np.array(tokenizer.encode_bytes(text)), len(text) - 1
-    string = text.decode(errors="ignore")  # its last character may have been cut
+    string = _string(text, where, is_cut)
     ids = tokenizer(string, add_special_tokens=False)["input_ids"]
     if tokenizer.decode(ids, clean_up_tokenization_spaces=False) != string:
         raise ValueError(
@@ -100,11 +120,20 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, text: bytes, where: str) -> tupl
     return np.array(ids), len(string.encode()) - len(first.encode())
 
 
+def _string(text: bytes, where: str, is_cut: bool) -> str:
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(text, final=not is_cut)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where} is not UTF-8 ({error.reason}): convert it, or compare bytes, without `tokenizer`."
+        ) from error
+
+
 def _texts(name: str, given: str) -> dict[str, bytes]:
-    """Documents by name: each file of a folder, or each line of a file of JSON lines, or else the file."""
+    """Documents by name: each file of a folder but hidden ones, or each line of a file of JSON lines, or else the file."""
     path = Path(given)
     if path.is_dir():
-        files = sorted(each for each in path.rglob("*") if each.is_file())
+        files = sorted(each for each in path.rglob("*") if each.is_file() and not _is_hidden(each.relative_to(path)))
         for each in files:
             refuse_table(str(each))
         return {each.relative_to(path).as_posix(): _text(TextFile(each)) for each in files}
@@ -115,6 +144,11 @@ def _texts(name: str, given: str) -> dict[str, bytes]:
         return _lines(file)
     refuse_table(str(file))
     return {path.name: _text(file)}
+
+
+def _is_hidden(path: Path) -> bool:
+    """As what systems and editors leave in a folder."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _text(file: TextFile) -> bytes:
@@ -145,4 +179,4 @@ def _lines(file: TextFile) -> dict[str, bytes]:
     return texts
 
 
-__all__ = ["ComparisonTexts", "Documents", "comparison_tokenizer", "read_comparison_texts"]
+__all__ = ["ComparisonTexts", "Documents", "check_apart", "comparison_tokenizer", "read_comparison_texts"]

@@ -5,6 +5,7 @@ is compiled has no weights in it: it reads those of the model, and follows them 
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,6 +22,7 @@ from transformers.utils import ModelOutput
 from transformers_xl.files.atomic_write import atomic_write
 from transformers_xl.modeling.exporting import ExportableStep, export_module, step_memory
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
+from transformers_xl.modeling.memory.memory_file import result_fields
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.outputs import MemoryHeadOutput
 from transformers_xl.runs.ring_step import RingMemory, Rings, RingStep, with_rows_of
@@ -63,7 +65,7 @@ def compile_generation(
         options = {"aot_inductor.package_constants_in_so": False}
         with atomic_write(path) as new, torch.no_grad():
             torch._inductor.aoti_compile_and_package(program, package_path=str(new), inductor_configs=options)
-    step = GenerationStep(torch._inductor.aoti_load_package(str(path)), program, batch, memory)
+    step = GenerationStep(torch._inductor.aoti_load_package(str(path)), program, model, memory, batch)
     model.generation_step = step  # type: ignore[assignment]  # a place for it: `MemoryGenerationMixin`
     return step
 
@@ -72,11 +74,14 @@ class GenerationStep:
     """A compiled step of `batch` rows. `generate()` asks whether it `fits`, and calls what `of` returns. A copy of the
     model shares it, and a pickled one does without."""
 
-    def __init__(self, package: Any, program: ExportedProgram, batch: int, memory: Memory | Rings):
+    def __init__(
+        self, package: Any, program: ExportedProgram, model: PreTrainedModel, memory: Memory | Rings, batch: int
+    ):
         self.package, self.batch = package, batch
         self.made_by_export = dict(program.constants)  # tensors that stand in the model's code, no weights
         self.weights: dict[str, torch.Tensor] = {}  # the package reads them where they are
         self.compiled_for = _described(program.state_dict, memory)
+        self.settings = _settings_of(model)
 
     def __deepcopy__(self, memo: dict) -> "GenerationStep":
         return self
@@ -97,16 +102,18 @@ class GenerationStep:
         """The step with the weights that the model has now: call it as the model, for the rest of a `generate()`.
 
         Raises:
-            ValueError: the model has other weights, in number, shape or type, than the one that was compiled. Compiled code
-                would read them all the same.
+            ValueError: the model has other weights, in number, shape or type, or other settings than when it was compiled.
+                Compiled code would read them all the same.
         """
-        if model.training:
+        if model.training or torch.is_autocast_enabled("cpu"):  # it reads no other types than it was compiled for
             return model.__call__
         step, memory = step_of(model, self.batch)
-        if _described(step.state_dict(keep_vars=True), memory) != self.compiled_for:
+        is_other = _described(step.state_dict(keep_vars=True), memory) != self.compiled_for
+        if is_other or _settings_of(model) != self.settings:
             raise ValueError(
-                "`generation_step` was compiled for other weights: the model has other layers, adapters, types or another "
-                "`mem_len` since. Call `compile_generation(model)` again, or set `model.generation_step = None`."
+                "`generation_step` was compiled for another model: this one has other layers, adapters, types or fields of "
+                "its config, such as `mem_len`. Call `compile_generation(model)` "
+                "again, or set `model.generation_step = None`."
             )
         own = self.made_by_export | step.state_dict(keep_vars=True)
         self.weights = {name: own[name] for name in self.package.get_constant_fqns()}
@@ -164,6 +171,17 @@ def _described(weights: Mapping[str, torch.Tensor], memory: Memory | Rings) -> l
     """What code is compiled for: names, shapes and types of weights, and of what is remembered."""
     tensors = [*sorted(weights.items()), *enumerate(tree_leaves(memory))]
     return [(name, tuple(each.shape), each.dtype) for name, each in tensors]
+
+
+def _settings_of(model: PreTrainedModel) -> str:
+    """What stands in compiled code and is no tensor: fields of the config, and which adapters of PEFT are on, merged, and
+    how much each counts."""
+    layers: list[Any] = [part for part in model.modules() if isinstance(getattr(part, "disable_adapters", None), bool)]
+    adapters = [
+        [part.active_adapters, part.disable_adapters, part.merged_adapters, getattr(part, "scaling", None)]
+        for part in layers
+    ]
+    return json.dumps([result_fields(model.config), adapters], default=str)
 
 
 __all__ = ["GenerationStep", "compile_generation"]

@@ -16,6 +16,7 @@ from transformers_xl.files.atomic_write import write_text
 from transformers_xl.files.json_files import read_json
 
 ARGUMENTS = "training_args.json"
+FOLDERS = ("output_dir", "logging_dir", "resume_from_checkpoint")
 OF_OPTIMIZER = (
     "learning_rate",
     "group_learning_rates",
@@ -50,7 +51,9 @@ SAME_STATE = ("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torc
 
 
 def write_arguments(folder: Path, args: TrainingArguments) -> None:
-    write_text(folder / ARGUMENTS, args.to_json_string() + "\n")
+    """Write the arguments, but for those that say where files lie: the file is pushed."""
+    values = json.loads(args.to_json_string())
+    write_text(folder / ARGUMENTS, json.dumps({k: v for k, v in values.items() if k not in FOLDERS}, indent=2) + "\n")
 
 
 def changed_arguments(folder: Path, args: TrainingArguments) -> Iterator[str]:
