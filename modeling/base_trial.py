@@ -19,9 +19,11 @@ def refusing(base: PreTrainedConfig, kind: str) -> Iterator[None]:
     """Turn what a base raises into a `ValueError` that says which base it is."""
     try:
         yield
-    except (ValueError, MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever code of another package raises
+        if isinstance(error, ValueError) and str(error).startswith("`"):  # ours, which name what is wrong
+            raise
         instead = in_place_of_a_window(base) if kind == "window" else "use another base"
         raise ValueError(
             f"`text_config` is a {base.model_type}, which cannot be read with `kind`={kind!r} "

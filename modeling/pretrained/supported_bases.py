@@ -64,7 +64,7 @@ def in_place_of_a_window(base: PreTrainedConfig) -> str:
     """What to do where a base cannot have a window."""
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(base), None)
     has_tokens = model_class is None or objection_to_tokens(model_class, base) is None
-    return "use `kind`='tokens'" if has_tokens else "use another base, it cannot have `kind`='tokens' either"
+    return "try `kind`='tokens'" if has_tokens else "use another base, it cannot have `kind`='tokens' either"
 
 
 def _has_no_window(base: PreTrainedConfig) -> str | None:

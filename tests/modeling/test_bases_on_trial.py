@@ -15,6 +15,7 @@ JAMBA = {
     "attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 1, "num_experts_per_tok": 1, "mamba_d_state": 8,
     "mamba_dt_rank": 4, "use_mamba_kernels": False, "initializer_range": 0.2, "num_key_value_heads": 2,
 }  # fmt: skip
+MINIMAX = {"num_local_experts": 2, "head_dim": 8, "num_key_value_heads": 2}  # it takes no cache but its own
 TOKENS = {"kind": "tokens", "segment_length": 4, "num_memory_tokens": 2}
 
 
@@ -87,6 +88,8 @@ def test_what_a_position_writes_differs_by_its_rotation_alone():
         ("bert-generation", {}, TOKENS, "whose tokens see those after them"),
         ("modernbert-decoder", {}, {}, "is a modernbert-decoder, which cannot be read with `kind`='window'"),
         ("bart", {"d_model": 32, "is_encoder_decoder": False}, TOKENS, "is a bart, which cannot be read"),
+        ("minimax", MINIMAX, TOKENS, "is a minimax, which cannot be read with `kind`='tokens' .*: use another base"),
+        ("minimax", MINIMAX, {}, "'linear_attention', which remembers in its own way: try `kind`='tokens'"),
         ("jamba", JAMBA, TOKENS, "is a jamba, which reads a token otherwise where those before it are in a cache"),
         ("beam", {"num_key_value_heads": 2}, {}, "is a beam, whose queries are scaled by their position"),
     ],

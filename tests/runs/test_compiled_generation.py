@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from optional_packages import needs
 from tiny import MEM_LEN, tiny_model, tokens
 
 from transformers_xl.runs import compiled_generation
@@ -133,7 +134,7 @@ def test_settings_that_stand_in_the_code_are_refused(folder):
 
 
 def test_adapters_that_are_switched_are_refused(folder):
-    peft = pytest.importorskip("peft")
+    peft = needs("peft")
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(small(), config).eval()
     model, prompt = adapted.base_model.model, tokens(2, 5)
