@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -109,7 +109,7 @@ class SegmentLSTM(nn.LSTM):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """What `forward` returns, of positions that every row reads."""
         if inputs.shape[1] == 1 and not self.proj_size:  # oneDNN lays out the weights anew in every call
-            weights = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0
+            weights: Any = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0
             hidden, cell = torch.lstm_cell(inputs[:, 0], (hidden, cell), *weights)
             return hidden[:, None], hidden, cell
         with self.weights_of_call():
