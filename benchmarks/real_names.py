@@ -4,15 +4,19 @@ back it was used first.
     transformers-xl compare benchmarks/comparison_memory.yaml --keep-models -o benchmarks/results/comparison_memory
     python benchmarks/real_names.py benchmarks/results/comparison_memory/models --twin twin
     python benchmarks/real_names.py    # draw what the JSON holds
+    transformers-xl compare benchmarks/names_retrieved.yaml --keep-models -o benchmarks/results/names_retrieved
+    python benchmarks/real_names.py benchmarks/results/names_retrieved/models --twin near \
+        -o benchmarks/results/real_names_retrieved.json
 
 The folder is that of the models which a comparison on the split of Python's library (examples/library_corpus.py) kept, each
-from one seed or several; `--twin` names the one that was trained without memory. Names are identifiers of four letters or
-more in the 40 modules of the test that stand nowhere in the training text, not within another name either: a model knows
-them from the module alone. Scored are the bytes of the second use. The distance is that of the beginnings of both uses.
+from one seed or several; `--twin` names the one that the others are held against, such as one without memory. Names are
+identifiers of four letters or more in the 40 modules of the test that stand nowhere in the training text, not within
+another name either: a model knows them from the module alone. Scored are the bytes of the second use. The distance is that
+of the beginnings of both uses.
 
-A model with memory reads as it was trained. The twin reads a window for each name, as long as its segments, which ends with
-the name. What a model saves is the twin's bits less its own, a byte of a name; intervals (95 %) are of a
-bootstrap over modules and seeds.
+A model with memory reads as it was trained. One without reads a window for each name, as long as its segments, which ends
+with the name. What a model saves is the twin's bits less its own, a byte of a name; intervals (95 %) are of a bootstrap
+over modules and seeds.
 """
 
 import argparse
@@ -181,8 +185,11 @@ def report(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="?", help="the folder of models that a comparison kept")
-    parser.add_argument("--twin", help="name of the model that was trained without memory")
+    parser.add_argument("--twin", help="name of the model that the others are held against")
     parser.add_argument("--modules", type=int, help="only so many of the test, to try it: writes no result")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=RESULT, help="another file of results, which is not drawn"
+    )
     parser.add_argument("--lanes", type=int, default=20, help="modules that are read side by side")
     args = parser.parse_args()
     if args.models is None:
@@ -194,7 +201,7 @@ def main() -> None:
         return
     folders = by_name(args.models)
     if args.twin not in folders:
-        parser.error(f"`--twin`={args.twin}: name the model without memory, one of {', '.join(folders)}.")
+        parser.error(f"`--twin`={args.twin}: name the model to hold against, one of {', '.join(folders)}.")
     split = library_split()
     training, documents = b"".join(split.training.values()), [*split.test.values()][: args.modules]
     uses = [second_uses(document, training) for document in documents]
@@ -212,9 +219,10 @@ def main() -> None:
     }
     report(result)
     if args.modules is None:
-        with atomic_write(RESULT) as new:
+        with atomic_write(args.output) as new:
             Path(new).write_text(json.dumps(result) + "\n", encoding="utf-8")
-        draw(result)
+        if args.output == RESULT:
+            draw(result)
 
 
 if __name__ == "__main__":
