@@ -222,6 +222,7 @@ def test_what_is_no_plain_base_is_refused():
         ("bloom", {}, "ALiBi.*`kind`='tokens'"),
         ("falcon", {"alibi": True}, "ALiBi"),
         ("mamba", {"state_size": 4}, "'linear_attention'.*use another base, it cannot have `kind`='tokens' either"),
+        ("xlnet", {"d_inner": 48}, "takes no `past_key_values`: use another base, it cannot have `kind`='tokens' either"),
         ("falcon_h1", {}, "`kind`='tokens'"),
         ("qwen3_next", {}, "`kind`='tokens'"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "'dynamic'.*yarn"),
