@@ -10,7 +10,7 @@ import torch
 import transformers
 from tiny import tokens
 from tiny_bases import FIELDS, tiny_base, tiny_base_config
-from transformers import (
+from transformers import XLNetConfig, (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -222,7 +222,6 @@ def test_what_is_no_plain_base_is_refused():
         ("bloom", {}, "ALiBi.*`kind`='tokens'"),
         ("falcon", {"alibi": True}, "ALiBi"),
         ("mamba", {"state_size": 4}, "'linear_attention'.*use another base, it cannot have `kind`='tokens' either"),
-        ("xlnet", {"d_inner": 48}, "takes no `past_key_values`: use another base, it cannot have `kind`='tokens' either"),
         ("falcon_h1", {}, "`kind`='tokens'"),
         ("qwen3_next", {}, "`kind`='tokens'"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "'dynamic'.*yarn"),
@@ -238,6 +237,12 @@ def test_what_is_no_plain_base_is_refused():
 def test_bases_without_a_window_are_refused(family, fields, words):
     with pytest.raises(ValueError, match=words):
         SegmentMemoryForCausalLM(SegmentMemoryConfig(text_config=tiny_base_config(family, **fields)))
+
+
+def test_a_base_without_a_cache_is_refused():
+    base = XLNetConfig(vocab_size=37, d_model=16, n_layer=2, n_head=2, d_inner=32)
+    with pytest.raises(ValueError, match="no `past_key_values`: use another base, it cannot have `kind`='tokens' either"):
+        SegmentMemoryForCausalLM(SegmentMemoryConfig(text_config=base))
 
 
 def test_an_attention_without_masks_is_refused():
