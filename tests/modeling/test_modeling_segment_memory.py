@@ -10,7 +10,7 @@ import torch
 import transformers
 from tiny import tokens
 from tiny_bases import FIELDS, tiny_base, tiny_base_config
-from transformers import XLNetConfig, (
+from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -19,6 +19,7 @@ from transformers import XLNetConfig, (
     LlamaForCausalLM,
     RobertaConfig,
     RobertaForCausalLM,
+    XLNetConfig,
 )
 from transformers.utils import logging
 
@@ -241,7 +242,9 @@ def test_bases_without_a_window_are_refused(family, fields, words):
 
 def test_a_base_without_a_cache_is_refused():
     base = XLNetConfig(vocab_size=37, d_model=16, n_layer=2, n_head=2, d_inner=32)
-    with pytest.raises(ValueError, match="no `past_key_values`: use another base, it cannot have `kind`='tokens' either"):
+    with pytest.raises(
+        ValueError, match="no `past_key_values`: use another base, it cannot have `kind`='tokens' either"
+    ):
         SegmentMemoryForCausalLM(SegmentMemoryConfig(text_config=base))
 
 
