@@ -157,6 +157,65 @@ def test_adapters_that_are_switched_are_refused(folder):
     assert torch.equal(generated(model, prompt), wanted)
 
 
+def test_a_copy_has_weights_of_its_own(folder):
+    """Also while the model that it was made of writes."""
+    model, prompt = small(), tokens(2, 5)
+    compiled(model, folder)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    wanted = generated(model, prompt), generated(other, prompt, disable_compile=True)
+
+    def another(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert torch.equal(generated(other, prompt), wanted[1])
+        return scores
+
+    assert torch.equal(generated(model, prompt, logits_processor=[another]), wanted[0])
+    assert torch.equal(wanted[0], generated(model, prompt, disable_compile=True))
+    other.generation_step.path = folder / "gone.pt2"
+    assert copy.deepcopy(other).generation_step is None
+
+
+def test_weights_that_lie_otherwise(folder):
+    model, prompt = small(), tokens(2, 5)
+    package = compiled(model, folder)
+    wanted = generated(model, prompt)
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.data = parameter.data.t().contiguous().t()
+    assert torch.equal(generated(model, prompt), wanted)
+    assert package.calls == 2 * (NEW - 1)
+
+
+def test_weights_that_were_one_are_not_read_as_one(folder):
+    model, prompt = small(tie_word_embeddings=True), tokens(2, 5)
+    compiled(model, folder)
+    model.lm_head.weight = torch.nn.Parameter(-model.lm_head.weight.detach())
+    with pytest.raises(ValueError, match="compiled for another model"):
+        generated(model, prompt)
+
+
+def test_hooks_are_called(folder):
+    model, prompt = small(), tokens(2, 5)
+    model(prompt, output_hidden_states=True)  # transformers' hooks change nothing
+    package = compiled(model, folder)
+    plain = generated(model, prompt)
+    for register in ("register_forward_hook", "register_forward_pre_hook"):
+        is_after = register == "register_forward_hook"
+        handle = getattr(model.lm_head, register)(
+            lambda _, *states: -states[-1] if len(states) > 1 else (-states[0][0],)
+        )
+        package.calls, wanted = 0, generated(model, prompt, disable_compile=True)
+        assert torch.equal(generated(model, prompt), wanted), is_after
+        assert not torch.equal(wanted, plain)
+        assert package.calls == 0
+        with pytest.raises(ValueError, match="forward hooks"):
+            compile_generation(model, 2, folder)
+        handle.remove()
+    assert torch.equal(generated(model, prompt), plain)
+
+
 def test_what_it_does_not_fit_runs_as_before(folder):
     model = small()
     cases = [({}, tokens(1, 5)), ({"num_beams": 2}, tokens(1, 5)), ({"output_attentions": True}, tokens(2, 5))]
@@ -197,13 +256,16 @@ def test_a_model_in_training_mode_and_copies(folder, tmp_path):
     model, prompt = small(dropout=0.5), tokens(2, 5)
     package = compiled(model, folder)
     wanted = generated(model, prompt)
-    assert torch.equal(generated(copy.deepcopy(model), prompt), wanted)
+    other = copy.deepcopy(model)
+    other.generation_step.package = mine = Counted(other.generation_step.package)
+    assert torch.equal(generated(other, prompt), wanted)
+    assert mine.calls == NEW - 1
     again = pickle.loads(pickle.dumps(model))
     calls = package.calls
     assert torch.equal(generated(again, prompt), wanted)  # by the model itself
     torch.manual_seed(0)
     dropped = generated(model.train(), prompt)
-    assert package.calls == calls == 2 * (NEW - 1)
+    assert package.calls == calls == NEW - 1
     assert not torch.equal(dropped, wanted)
     model.save_pretrained(tmp_path)
     assert "cache_implementation" not in (tmp_path / "generation_config.json").read_text()

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 from transformers.generation import GenerationConfig, GenerationMode
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, output_capturing
 
 from transformers_xl.files.atomic_write import atomic_write
 from transformers_xl.modeling.exporting import ExportableStep, export_module, step_memory
@@ -50,7 +50,7 @@ def compile_generation(
             `~/.cache/transformers-xl/steps` when not given. What lies there is run: give no folder that others write.
 
     Raises:
-        ValueError: the model is in training mode, on another device, or cannot be exported.
+        ValueError: the model is in training mode, on another device, has forward hooks, or cannot be exported.
         RuntimeError: there is no C++ compiler.
     """
     if model.device.type != "cpu":
@@ -58,6 +58,8 @@ def compile_generation(
             f"`model` is on {model.device}: this compiles for the CPU. On a GPU `generate(cache_implementation='static')` "
             "compiles by itself."
         )
+    if _has_hooks(model):
+        raise ValueError("`model` has forward hooks, which would stand in the code: remove them first.")
     module, memory = step_of(model, batch)
     program = export_module(module, memory)
     path = (default_folder() if folder is None else Path(folder)) / f"{_name_of(program)}.pt2"
@@ -65,26 +67,39 @@ def compile_generation(
         options = {"aot_inductor.package_constants_in_so": False}
         with atomic_write(path) as new, torch.no_grad():
             torch._inductor.aoti_compile_and_package(program, package_path=str(new), inductor_configs=options)
-    step = GenerationStep(torch._inductor.aoti_load_package(str(path)), program, model, memory, batch)
+    step = GenerationStep(path, program, module, model, memory, batch)
     model.generation_step = step  # type: ignore[assignment]  # a place for it: `MemoryGenerationMixin`
     return step
 
 
 class GenerationStep:
     """A compiled step of `batch` rows. `generate()` asks whether it `fits`, and calls what `of` returns. A copy of the
-    model shares it, and a pickled one does without."""
+    model has one of its own, and a pickled one does without."""
 
     def __init__(
-        self, package: Any, program: ExportedProgram, model: PreTrainedModel, memory: Memory | Rings, batch: int
+        self,
+        path: Path,
+        program: ExportedProgram,
+        module: ExportableStep,
+        model: PreTrainedModel,
+        memory: Memory | Rings,
+        batch: int,
     ):
-        self.package, self.batch = package, batch
+        self.path, self.batch = path, batch
+        self.package: Any = torch._inductor.aoti_load_package(str(path))
         self.made_by_export = dict(program.constants)  # tensors that stand in the model's code, no weights
         self.weights: dict[str, torch.Tensor] = {}  # the package reads them where they are
-        self.compiled_for = _described(program.state_dict, memory)
+        self.strides = {name: each.stride() for name, each in program.state_dict.items()}
+        self.compiled_for = _described(module.state_dict(keep_vars=True), memory)
         self.settings = _settings_of(model)
 
-    def __deepcopy__(self, memo: dict) -> "GenerationStep":
-        return self
+    def __deepcopy__(self, memo: dict) -> "GenerationStep | None":
+        """A package reads the weights of one model at a time."""
+        if not self.path.is_file():
+            return None
+        other = object.__new__(type(self))
+        vars(other).update(vars(self) | {"package": torch._inductor.aoti_load_package(str(self.path)), "weights": {}})
+        return other
 
     def __reduce__(self) -> tuple:
         return type(None), ()
@@ -105,20 +120,30 @@ class GenerationStep:
             ValueError: the model has other weights, in number, shape or type, or other settings than when it was compiled.
                 Compiled code would read them all the same.
         """
-        if model.training or torch.is_autocast_enabled("cpu"):  # it reads no other types than it was compiled for
+        # compiled code calls no hooks, and reads no other types than it was compiled for
+        if model.training or torch.is_autocast_enabled("cpu") or _has_hooks(model):
             return model.__call__
         step, memory = step_of(model, self.batch)
-        is_other = _described(step.state_dict(keep_vars=True), memory) != self.compiled_for
-        if is_other or _settings_of(model) != self.settings:
+        if (
+            _described(step.state_dict(keep_vars=True), memory) != self.compiled_for
+            or _settings_of(model) != self.settings
+        ):
             raise ValueError(
                 "`generation_step` was compiled for another model: this one has other layers, adapters, types or fields of "
                 "its config, such as `mem_len`. Call `compile_generation(model)` "
                 "again, or set `model.generation_step = None`."
             )
         own = self.made_by_export | step.state_dict(keep_vars=True)
-        self.weights = {name: own[name] for name in self.package.get_constant_fqns()}
+        self.weights = {name: self._laid_out(name, own[name]) for name in self.package.get_constant_fqns()}
         self.package.load_constants(self.weights, check_full_update=True, user_managed=True)
         return partial(self.read, model)
+
+    def _laid_out(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """A weight with the strides that it was compiled with: compiled code knows no others."""
+        strides = self.strides.get(name, weight.stride())
+        if weight.stride() == strides:
+            return weight
+        return torch.empty_strided(weight.shape, strides, dtype=weight.dtype).copy_(weight.detach())
 
     def read(
         self,
@@ -168,9 +193,21 @@ def _name_of(program: ExportedProgram) -> str:
 
 
 def _described(weights: Mapping[str, torch.Tensor], memory: Memory | Rings) -> list[tuple]:
-    """What code is compiled for: names, shapes and types of weights, and of what is remembered."""
-    tensors = [*sorted(weights.items()), *enumerate(tree_leaves(memory))]
-    return [(name, tuple(each.shape), each.dtype) for name, each in tensors]
+    """What code is compiled for: names, shapes and types of weights, which of them are one tensor, and the memory."""
+    first: dict[tuple, str] = {}
+    of_weights = [
+        (name, tuple(each.shape), each.dtype, first.setdefault((each.data_ptr(), each.shape), name))
+        for name, each in sorted(weights.items())
+    ]
+    return [*of_weights, *((tuple(each.shape), each.dtype) for each in tree_leaves(memory))]
+
+
+def _has_hooks(model: PreTrainedModel) -> bool:
+    """Whether somebody looks at what a module reads or says. transformers' own hooks record what a call asks for."""
+    hooks = (
+        hook for part in model.modules() for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    )
+    return any(getattr(hook, "__module__", None) != output_capturing.__name__ for hook in hooks)
 
 
 def _settings_of(model: PreTrainedModel) -> str:
