@@ -329,7 +329,7 @@ def test_errors_are_one_line_and_come_before_any_work(texts: Path, tmp_path: Pat
         ({"reference": "gpt3"}, "`reference`='gpt3' is none of the models"),
         ({"reference": None}, "`reference` is missing"),
         ({"models": ["gpt2"]}, "`models`=['gpt2']"),
-        ({"models": {"transformer_xl": None, "gpt2": False}}, "gpt2"),
+        ({"models": {"transformer_xl": None, "gpt2": False}}, "`models.gpt2`=False must be fields"),
         ({"models": {"transformer_xl": {"blocks": 3}}}, "blocks"),
         ({"models": {"transformer_xl": None, "a/b": None}}, "'a/b' cannot be the name of a file"),
         ({"models": {"transformer_xl": {"mem_len": 0, "block": 12}}}, "`models.transformer_xl.block`=12"),

@@ -102,6 +102,10 @@ def test_documents(lengths, beginning, memory, lanes, room, keep_tail, begun):
     streams = [StreamingText(given, len(beginning) + room, lanes, **options)]
     if sum(map(bool, texts)) >= lanes:
         streams.append(DocumentStream(given, len(beginning) + room, lanes, **options))
+    if not keep_tail and sum(map(bool, texts)) < lanes:
+        with pytest.raises(ValueError, match="too little text"):
+            items_of(streams[0])
+        return
     for stream in streams:
         check_documents(items_of(stream), [row for row in texts if row], beginning, memory, lanes, keep_tail)
 

@@ -233,12 +233,15 @@ def test_a_mask_is_made_once_for_all_calls_of_one_shape(monkeypatch):
 
     monkeypatch.setattr(window_reader, "create_masks_for_generate", note)
     model = add_memory(tiny_base("llama"), mem_len=WINDOW, num_sinks=0)
+    made.clear()  # those of its trial
     read(model, tokens(2, 64), [8] * 8)
     assert len(made) == 1  # the first call is causal, the others see a full window
     made.clear()
     read(model, tokens(2, 30), [1] * 30, use_cache=True)
     assert made == []  # one token sees all that is kept
-    read(add_memory(tiny_base("llama"), mem_len=WINDOW, num_sinks=2), tokens(2, 64), [8] * 8)
+    model = add_memory(tiny_base("llama"), mem_len=WINDOW, num_sinks=2)
+    made.clear()
+    read(model, tokens(2, 64), [8] * 8)
     assert len(made) == 2  # the second call, whose first tokens have all sinks in their windows, and all behind it
 
 

@@ -172,9 +172,18 @@ def test_hooks_of_the_base_see_whole_calls_only():
 
 
 def base_whose_decoder_is_no_part_of_it() -> PreTrainedModel:
+    base, other = tiny_base("llama"), tiny_base("llama").model
+    base.get_decoder = lambda: other
+    return base
+
+
+def test_a_base_that_takes_itself_for_its_decoder():
+    """As Llama 4 does."""
     base = tiny_base("llama")
     base.get_decoder = lambda: base
-    return base
+    ids, targets = text_and_targets()
+    losses, _ = losses_of_targets(base, ids, targets, use_cache=False)
+    torch.testing.assert_close(losses, naive(base(ids).logits, targets), **CLOSE)
 
 
 def test_a_base_whose_decoder_cannot_be_told_apart_makes_whole_logits():

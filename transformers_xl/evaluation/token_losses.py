@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from transformers_xl.modeling.heads import MemoryForCausalLM
 from transformers_xl.modeling.layers.token_loss import cross_entropy_in_slices, token_cross_entropy
 from transformers_xl.modeling.modeling_segment_memory import SegmentMemoryForCausalLM
-from transformers_xl.modeling.pretrained.base_head import head_of_base
+from transformers_xl.modeling.pretrained.base_head import decoder_of, head_of_base
 
 
 def losses_of_targets(
@@ -35,7 +35,7 @@ def losses_of_targets(
     if head is None:
         outputs = model(input_ids, **kwargs)
         return token_cross_entropy(outputs.logits, targets), outputs
-    outputs = model.get_decoder()(input_ids, **kwargs)
+    outputs = decoder_of(model)(input_ids, **kwargs)
     size = model.config.get_text_config().vocab_size
     return cross_entropy_in_slices(head, outputs[0], targets, size), outputs
 

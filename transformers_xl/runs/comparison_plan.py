@@ -193,6 +193,11 @@ def plan_of(values: dict[str, Any]) -> ComparisonPlan:
     models = values["models"]
     if not isinstance(models, dict) or not models:
         raise ValueError(f"`models`={models!r} must have a name and fields for each model.")
+    for name, entry in models.items():
+        if not isinstance(entry, dict | None):
+            raise ValueError(
+                f"`models.{name}`={entry!r} must be fields, or nothing: leave out a model that takes no part."
+            )
     values = values | {"models": {str(name): {} if entry is None else entry for name, entry in models.items()}}
     try:
         return parser.instantiate(parser.parse_object({"plan": values})).plan
