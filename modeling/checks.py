@@ -131,7 +131,10 @@ def check_targets(
     `num_extra_targets` columns more."""
     inputs = input_ids if inputs_embeds is None else inputs_embeds
     if isinstance(inputs, torch.Tensor) and inputs.dim() < 2:  # else it fails before the model looks at it
-        raise ValueError(f"`input_ids` has shape {tuple(inputs.shape)}: it must be (batch, length), each at least 1.")
+        name = "input_ids" if inputs_embeds is None else "inputs_embeds"
+        raise ValueError(
+            f"`{name}` has shape {tuple(inputs.shape)}: it must be (batch, length, ...), each at least 1."
+        )
     for name, targets, more in (("labels", labels, 0), ("shift_labels", shift_labels, num_extra_targets)):
         if not isinstance(inputs, torch.Tensor) or targets is None:
             continue

@@ -14,6 +14,8 @@ from transformers_xl.modeling.pretrained.base_head import decoder_of
 logger = logging.get_logger(__name__)
 
 NUM_MEASURED = 64  # tokens
+# where little comes of their Mamba layers, as at the start of a training, a trial would not show it
+READ_ANEW = {"jamba", "zamba"}
 
 
 def objection_to_tokens(model_class: type[nn.Module], base: PreTrainedConfig) -> str | None:
@@ -22,6 +24,8 @@ def objection_to_tokens(model_class: type[nn.Module], base: PreTrainedConfig) ->
     for argument, lacks in (("inputs_embeds", "reads no embeddings"), ("past_key_values", "has no such cache")):
         if argument not in arguments:
             return f"whose `forward` takes no `{argument}` and {lacks}, which `kind`='tokens' needs"
+    if base.model_type in READ_ANEW:
+        return "whose Mamba layers read several tokens as a new text, whatever their cache holds"
     if getattr(base, "hidden_size_per_layer_input", 0):
         return "whose layers also read the ids of tokens, which memory tokens have not"
     return None

@@ -7,6 +7,7 @@ from tiny_bases import GROUPED, ROPE, SIZES, VOCAB_SIZE, tiny_base
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from transformers_xl import SegmentMemoryForCausalLM, add_memory
+from transformers_xl.modeling.pretrained import token_bases
 from transformers_xl.modeling.pretrained.backbone_cache import written_by
 from transformers_xl.modeling.pretrained.supported_bases import table_of_positions
 
@@ -14,6 +15,10 @@ from transformers_xl.modeling.pretrained.supported_bases import table_of_positio
 JAMBA = {
     "attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 1, "num_experts_per_tok": 1, "mamba_d_state": 8,
     "mamba_dt_rank": 4, "use_mamba_kernels": False, "initializer_range": 0.2, "num_key_value_heads": 2,
+}  # fmt: skip
+ZAMBA = {
+    "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4, "mamba_d_state": 8,
+    "layers_block_type": ["mamba", "hybrid"] * 2, "use_mamba_kernels": False, "head_dim": 16,
 }  # fmt: skip
 MINIMAX = {"num_local_experts": 2, "head_dim": 8, "num_key_value_heads": 2}  # it takes no cache but its own
 TOKENS = {"kind": "tokens", "segment_length": 4, "num_memory_tokens": 2}
@@ -90,7 +95,8 @@ def test_what_a_position_writes_differs_by_its_rotation_alone():
         ("bart", {"d_model": 32, "is_encoder_decoder": False}, TOKENS, "is a bart, which cannot be read"),
         ("minimax", MINIMAX, TOKENS, "is a minimax, which cannot be read with `kind`='tokens' .*: use another base"),
         ("minimax", MINIMAX, {}, "'linear_attention', which remembers in its own way: try `kind`='tokens'"),
-        ("jamba", JAMBA, TOKENS, "is a jamba, which reads a token otherwise where those before it are in a cache"),
+        ("jamba", JAMBA, TOKENS, "is a jamba, whose Mamba layers read several tokens as a new text"),
+        ("zamba", ZAMBA, TOKENS, "is a zamba, whose Mamba layers read several tokens as a new text"),
         ("beam", {"num_key_value_heads": 2}, {}, "is a beam, whose queries are scaled by their position"),
     ],
 )
@@ -110,6 +116,15 @@ def test_the_decoder_of_a_base_that_takes_itself_for_it():
     torch.testing.assert_close(token_by_token(model, ids), one.logits, **FLOAT32)
     torch.testing.assert_close(model(ids, labels=ids, logits_to_keep=1).loss, one.loss)
     assert model.get_decoder() is base.model
+
+
+def test_several_tokens_after_a_cache_are_tried(monkeypatch):
+    """Where no list names the base."""
+    monkeypatch.setattr(token_bases, "READ_ANEW", set())
+    with pytest.raises(
+        ValueError, match="is a jamba, which reads a token otherwise where those before it are in a cache"
+    ):
+        add_memory(base_of("jamba", **JAMBA), **TOKENS)
 
 
 def test_queries_that_grow_with_their_position_stay_where_they_do_not():
