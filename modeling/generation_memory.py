@@ -54,6 +54,15 @@ class MemoryGenerateBeamOutput(WithMemory, GenerateBeamDecoderOnlyOutput):
     """Result of beam search, whose `mems` are None."""
 
 
+def check_unread_tokens(cache: MemoryCache, unread: int | None) -> None:
+    """Raise a `ValueError` where a prompt has no `unread` tokens after those that `cache` holds."""
+    if unread is not None and unread < 1:
+        raise ValueError(
+            f"`past_key_values` holds {int(cache.num_tokens)} tokens, and the prompt has none after them: give all tokens "
+            "from the beginning, or the new ones alone with `mems=` in the place of the cache."
+        )
+
+
 class _NotingStoppingCriteria(StoppingCriteriaList):
     """Stopping criteria that tell the memory which rows have ended while others continue."""
 
@@ -215,6 +224,7 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         if isinstance(cache, MemoryCache) and length == input_ids.shape[1]:
             # the prompt is all of the text; in other modes transformers cuts off what was read before
             cache.num_repeated = int(cache.num_tokens)
+            check_unread_tokens(cache, length - cache.num_repeated)
         return super()._assisted_decoding(input_ids, *args, **kwargs)
 
     def _expand_inputs_for_generation(self, expand_size: int = 1, **kwargs):
@@ -238,6 +248,8 @@ class MemoryGenerationMixin(MemoryPreTrainedModel, GenerationMixin):
         if isinstance(cache, MemoryCache) and cache.num_repeated and kwargs.get("next_sequence_length") is None:
             ids = args[0] if args else kwargs["input_ids"]
             kwargs["next_sequence_length"], cache.num_repeated = ids.shape[1] - cache.num_repeated, 0
+        if isinstance(cache, MemoryCache):
+            check_unread_tokens(cache, kwargs.get("next_sequence_length"))
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)
         cache = inputs.get("past_key_values")
         name = "input_ids" if inputs.get("inputs_embeds") is None else "inputs_embeds"

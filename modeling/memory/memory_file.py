@@ -20,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from transformers_xl.files.atomic_write import atomic_write
+from transformers_xl.modeling.adapters import adapter_states
 
 MEMORY_VERSION = "1"
 # fields that change no result of a model in eval mode
@@ -238,7 +239,7 @@ def weight_hashes(whole: nn.Module, backbone: nn.Module) -> dict[str, str]:
     They are computed once for a model, and again when its weights have changed: when one lies elsewhere, was written to (by
     torch's own count, which does not see `.data`), or differs at one of the sampled positions (`SAMPLES`).
     """
-    tensors, adapters = weights_of(whole), active_adapters(whole)
+    tensors, adapters = weights_of(whole), {"adapters": adapter_states(whole)}
     looks = [*adapters.items(), *((name, *look_of(each)) for name, each in tensors.items())]
     if whole not in _known or _known[whole][0] != looks:
         start = next(name for name, part in whole.named_modules() if part is backbone)
@@ -247,13 +248,6 @@ def weight_hashes(whole: nn.Module, backbone: nn.Module) -> dict[str, str]:
         outside = {name: each for name, each in tensors.items() if not name.startswith(start)}
         _known[whole] = looks, {"weights": hash_of(inside, adapters), "head": hash_of(outside) if outside else ""}
     return _known[whole][1]
-
-
-def active_adapters(model: nn.Module) -> dict[str, str]:
-    """Which of the adapters that PEFT has loaded change results; nothing where there are none."""
-    layers = [cast(Any, part) for part in model.modules() if isinstance(getattr(part, "disable_adapters", None), bool)]
-    states = {json.dumps([*part.active_adapters, part.disable_adapters]) for part in layers}
-    return {"adapters": ", ".join(sorted(states))} if states else {}
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:

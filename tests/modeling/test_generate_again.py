@@ -41,6 +41,18 @@ def test_assisted_decoding_reads_all_of_new_tokens():
     assert plain.mems.tokens_read.tolist() == assisted.mems.tokens_read.tolist() == [16]
 
 
+@pytest.mark.parametrize("length", [3, 11, 10])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"prompt_lookup_num_tokens": 2}])
+def test_new_tokens_alone_after_a_cache(length, options):
+    """transformers takes a prompt for the whole text: of one as short as the cache it would read nothing, or all again."""
+    model, rows = tiny_model("transformer_xl", "causal_lm"), options.get("num_beams", 1)
+    cache = MemoryCache()
+    model(tokens(rows, 11), past_key_values=cache)
+    with pytest.raises(ValueError, match=r"`past_key_values` holds 11 tokens, .* `mems=`"):
+        model.generate(tokens(1, length), past_key_values=cache, max_new_tokens=2, **GREEDY, **options)
+    assert cache.num_tokens == 11
+
+
 @pytest.mark.parametrize("second_begins_at", [0, 1000])
 @pytest.mark.parametrize("padding", [0, 3])
 def test_documents_of_a_long_prompt_are_those_of_one_call(second_begins_at, padding):

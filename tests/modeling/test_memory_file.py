@@ -254,6 +254,10 @@ def test_the_same_model_elsewhere(tmp_path):
     Memory.load(path, adapted)
     with adapted.disable_adapter(), pytest.raises(ValueError, match="made with other weights"):
         Memory.load(path, adapted)
+    layer = next(part for part in adapted.modules() if hasattr(part, "set_scale"))
+    layer.set_scale("default", 2.0)
+    with pytest.raises(ValueError, match="made with other weights"):
+        Memory.load(path, adapted)
 
 
 def test_weights_that_lie_on_disk(tmp_path):

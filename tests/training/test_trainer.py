@@ -89,6 +89,27 @@ def test_evaluation_in_mid_training_changes_nothing(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
 
+def test_the_best_checkpoint_by_one_of_several_sets(tmp_path):
+    """The metric says of which set; transformers would end at the first evaluation."""
+    stream = TextStream(text(LANES * SEGMENT * 2 + 1), SEGMENT, LANES)
+    sets = {"near": stream, "far_off": stream}
+
+    def trainer(metric):
+        args = arguments(
+            tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1, save_strategy="best", load_best_model_at_end=True,
+            metric_for_best_model=metric,
+        )  # fmt: skip
+        return MemoryTrainer(small_model(), args, train_dataset=stream, eval_dataset=sets)
+
+    for metric in (None, "loss", "eval_loss", "near"):
+        with pytest.raises(ValueError, match=r"`metric_for_best_model`=.* set one of 'near_.*', 'far_off_"):
+            trainer(metric)
+    for metric in ("far_off_loss", "eval_near_perplexity"):
+        best = trainer(metric)
+        best.train()
+        assert best.state.best_metric is not None
+
+
 def test_predictions_hold_no_memory(tmp_path):
     stream = TextStream(text(LANES * SEGMENT * 3 + 1), SEGMENT, LANES)
     trainer = MemoryTrainer(small_model(), arguments(tmp_path), eval_dataset=stream)

@@ -20,6 +20,7 @@ from transformers.generation import GenerationConfig, GenerationMode
 from transformers.utils import ModelOutput, output_capturing
 
 from transformers_xl.files.atomic_write import atomic_write
+from transformers_xl.modeling.adapters import adapter_states
 from transformers_xl.modeling.exporting import ExportableStep, export_module, step_memory
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.memory.memory_file import result_fields
@@ -213,12 +214,7 @@ def _has_hooks(model: PreTrainedModel) -> bool:
 def _settings_of(model: PreTrainedModel) -> str:
     """What stands in compiled code and is no tensor: fields of the config, and which adapters of PEFT are on, merged, and
     how much each counts."""
-    layers: list[Any] = [part for part in model.modules() if isinstance(getattr(part, "disable_adapters", None), bool)]
-    adapters = [
-        [part.active_adapters, part.disable_adapters, part.merged_adapters, getattr(part, "scaling", None)]
-        for part in layers
-    ]
-    return json.dumps([result_fields(model.config), adapters], default=str)
+    return json.dumps([result_fields(model.config), adapter_states(model)])
 
 
 __all__ = ["GenerationStep", "compile_generation"]

@@ -43,6 +43,18 @@ def check_dataset(name: str, dataset: Any, batch_size: int, args: TrainingArgume
         )
 
 
+def check_best_metric(metric: str | None, datasets: Any) -> None:
+    """Raise a `ValueError` where `metric_for_best_model` does not say which of several evaluation sets it is of."""
+    if metric is None or not isinstance(datasets, dict):
+        return
+    if not metric.removeprefix("eval_").startswith(tuple(f"{name}_" for name in datasets)):
+        names = ", ".join(repr(f"{name}_{metric.removeprefix('eval_')}") for name in datasets)
+        raise ValueError(
+            f"`metric_for_best_model`={metric!r} is of no dataset in `eval_dataset`: set one of {names}. With "
+            "`load_best_model_at_end` it is 'loss' where it is not given."
+        )
+
+
 def check_beginnings(name: str, dataset: Any, mem_len: int | None) -> None:
     """Raise a `ValueError` where texts of a stream would begin where a model remembers, or not begin where it does not."""
     beginning = getattr(dataset, "beginning", ())
@@ -62,4 +74,4 @@ def stream_of(dataset: Any, args: TrainingArguments) -> dict[str, int | str]:
     return fields | {name: getattr(args, name) for name in names}
 
 
-__all__ = ["check_beginnings", "check_dataset", "datasets_of", "stream_of"]
+__all__ = ["check_beginnings", "check_best_metric", "check_dataset", "datasets_of", "stream_of"]

@@ -25,7 +25,7 @@ from transformers_xl.training.optimizers import check_optimizer, check_precision
 from transformers_xl.training.parameter_groups import check_groups, decayed_names, move_groups
 from transformers_xl.training.pushing import CheckpointPushes, HubPushes
 from transformers_xl.training.resuming import ResumableTrainer
-from transformers_xl.training.rows import check_dataset, datasets_of
+from transformers_xl.training.rows import check_best_metric, check_dataset, datasets_of
 from transformers_xl.training.unfinished_warmups import UnfinishedWarmups
 from transformers_xl.training.weighed_evaluation import TokenSums
 
@@ -57,6 +57,7 @@ class MemoryTrainer(HubPushes, ResumableTrainer):
         check_dataset("train_dataset", kwargs.get("train_dataset"), args.train_batch_size, args, training=True)
         for dataset in datasets_of(kwargs.get("eval_dataset")):
             check_dataset("eval_dataset", dataset, args.eval_batch_size, args, training=False)
+        check_best_metric(args.metric_for_best_model, kwargs.get("eval_dataset"))
         check_groups(model, args)
         check_optimizer(args)
         is_trained = kwargs.get("train_dataset") is not None
