@@ -1,6 +1,5 @@
 """What PEFT asks of a model: https://github.com/huggingface/peft."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -35,17 +34,6 @@ def without_adapters(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def adapter_states(model: nn.Module) -> str:
-    """What changes results beside weights, layer by layer: which adapters are on and merged, and how much each counts."""
-    layers: list[Any] = [part for part in model.modules() if isinstance(getattr(part, "disable_adapters", None), bool)]
-    scales = [getattr(part, "scaling", {}) for part in layers]  # methods other than LoRA may have none
-    states = [
-        [{name: scale.get(name) for name in part.active_adapters}, part.disable_adapters, part.merged_adapters]
-        for part, scale in zip(layers, scales, strict=True)
-    ]
-    return json.dumps(states, default=str)
-
-
 def check_prompt_learning(model: nn.Module | None, with_memory: bool) -> None:
     """Refuse methods of PEFT that put virtual tokens before a text, where a model that remembers would read them wrongly.
 
@@ -71,4 +59,4 @@ def check_prompt_learning(model: nn.Module | None, with_memory: bool) -> None:
     )
 
 
-__all__ = ["adapter_states", "check_prompt_learning", "lora_targets_of", "offer_lora_targets", "without_adapters"]
+__all__ = ["check_prompt_learning", "lora_targets_of", "offer_lora_targets", "without_adapters"]

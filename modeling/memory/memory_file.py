@@ -20,7 +20,6 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from transformers_xl.files.atomic_write import atomic_write
-from transformers_xl.modeling.adapters import adapter_states
 
 MEMORY_VERSION = "1"
 # fields that change no result of a model in eval mode
@@ -248,6 +247,17 @@ def weight_hashes(whole: nn.Module, backbone: nn.Module) -> dict[str, str]:
         outside = {name: each for name, each in tensors.items() if not name.startswith(start)}
         _known[whole] = looks, {"weights": hash_of(inside, adapters), "head": hash_of(outside) if outside else ""}
     return _known[whole][1]
+
+
+def adapter_states(model: nn.Module) -> str:
+    """What changes results beside weights, layer by layer: which adapters are on and merged, and how much each counts."""
+    layers: list[Any] = [part for part in model.modules() if isinstance(getattr(part, "disable_adapters", None), bool)]
+    scales = [getattr(part, "scaling", {}) for part in layers]  # methods other than LoRA may have none
+    states = [
+        [{name: scale.get(name) for name in part.active_adapters}, part.disable_adapters, part.merged_adapters]
+        for part, scale in zip(layers, scales, strict=True)
+    ]
+    return json.dumps(states, default=str)
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:

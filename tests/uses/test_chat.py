@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from transformers_xl import ByteTokenizer, WordTokenizer
 from transformers_xl.cli.main import app
 from transformers_xl.data.conversation import Conversation
-from transformers_xl.data.turns import turn_ids
+from transformers_xl.data.turns import ANSWER, turn_ids
 from transformers_xl.files.output_lock import output_lock
 
 TEMPLATE = (
@@ -116,9 +116,25 @@ def test_a_special_token_of_the_tokenizer_ends_an_answer():
     tokenizer = base_tokenizer()
     tokenizer.chat_template = TEMPLATE.replace("'|'", repr(tokenizer.eos_token))
     message = {"role": "user", "content": "Go on"}
-    ids = turn_ids(tokenizer, [message], tokenizer.encode("a"))
-    assert tokenizer.decode(ids) == "</s>user: Go on\nassistant: "
-    assert turn_ids(tokenizer, [message], [tokenizer.eos_token_id]) == ids[1:]
+    for end in (repr(tokenizer.eos_token), f"' ' + {tokenizer.eos_token!r}"):  # Llama 2's has a space before it
+        tokenizer.chat_template = TEMPLATE.replace("'|'", end)
+        unread = tokenizer.encode("a")
+        ids = turn_ids(tokenizer, [message], unread)
+        assert tokenizer.decode(ids).removeprefix("a").lstrip() == "</s>user: Go on\nassistant: "
+        assert turn_ids(tokenizer, [message], [tokenizer.eos_token_id]) == ids[len(unread) :]
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["Q: {{ messages[-1].content }}", TEMPLATE.replace("['content']", "['content'] | upper"), ANSWER],
+)
+def test_a_template_that_loses_the_answer_before(template: str):
+    """What follows the answer is not known: no message is dropped silently."""
+    tokenizer, model = ByteTokenizer(chat_template=template), byte_model()
+    conversation = Conversation(model, tokenizer, **SETTINGS)
+    conversation.say("Hello.")
+    with pytest.raises(ValueError, match="does not write an earlier answer as it is"):
+        conversation.say("And then?")
 
 
 @remembering
@@ -412,7 +428,7 @@ def test_an_unknown_word_that_ends_an_answer_is_content():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, unk_token="[UNK]", eos_token="</s>")
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }} : {{ m.content }} # {% endfor %}"
     message = [{"role": "user", "content": "hello"}]
-    assert turn_ids(tokenizer, message, [0])[0] == 0  # the unknown "#" of the template is read
-    assert turn_ids(tokenizer, message, [4])[0] == 0
+    assert turn_ids(tokenizer, message, [0])[:2] == [0, 0]  # the unknown "#" of the template is read
+    assert turn_ids(tokenizer, message, [4])[:2] == [4, 0]
     tokenizer.chat_template = tokenizer.chat_template.replace("#", "</s>")
-    assert turn_ids(tokenizer, message, [4])[0] == vocabulary["user"]  # the model has written it
+    assert turn_ids(tokenizer, message, [4])[:2] == [4, vocabulary["user"]]  # the model has written it

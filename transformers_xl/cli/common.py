@@ -134,16 +134,13 @@ def greedy_temperature(temperature: float, greedy: bool) -> float:
 
 
 def streamer_of(tokenizer, continues: bool = False):
-    """What shows new tokens on standard output while they are written: bytes as they come, or text word by word, joined to
-    the prompt where it `continues` it."""
-    import transformers
-
-    from transformers_xl.data.streamers import ByteStreamer, TextContinuation
+    """What shows new tokens on standard output while they are written: bytes as they come, or text that no longer changes,
+    joined to the prompt where it `continues` it."""
+    from transformers_xl.data.streamers import ByteStreamer, WrittenTextStreamer
 
     if hasattr(tokenizer, "decode_bytes"):
         return ByteStreamer(tokenizer, lambda data: typer.echo(data, nl=False))
-    streamer_class = TextContinuation if continues else transformers.TextStreamer
-    return streamer_class(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    return WrittenTextStreamer(tokenizer, lambda text: typer.echo(text, nl=False), continues)
 
 
 def show(renderable, file_width: int | None = None) -> None:

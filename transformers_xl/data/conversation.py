@@ -102,16 +102,16 @@ class Conversation:
         self.mems = memory if self.unread or int(memory.tokens_read) else None
 
     def turn(self, text: str) -> list[int]:
-        """The ids that stand between the last token of the answer before, which is `unread`, and the next answer."""
+        """The ids that the model reads before its next answer: what is `unread` of the one before, and the turn."""
         if self.tokenizer.chat_template is None:
-            return text_ids(self.tokenizer, f"{text}\n", begins=self.mems is None)
+            return self.unread + text_ids(self.tokenizer, f"{text}\n", begins=self.mems is None)
         message = {"role": "user", "content": text}
         unread = None if self.mems is None else self.unread
         return turn_ids(self.tokenizer, [message], unread, ends=end_ids(self.model))
 
     def say(self, text: str, streamer: BaseStreamer | None = None) -> str:
         """Read a turn and answer it; `streamer` hears the answer while it is written. Ctrl-C ends the answer."""
-        ids = torch.tensor([self.unread + self.turn(text)], device=self.model.device)
+        ids = torch.tensor([self.turn(text)], device=self.model.device)
         stopping = Interrupted()
         with stopping.listening():
             result = self.model.generate(  # type: ignore[operator]  # every model with memory can

@@ -1,9 +1,12 @@
-"""Bytes as they are generated."""
+"""Text and bytes as they are generated."""
 
 from collections.abc import Callable
 
 import torch
-from transformers.generation.streamers import BaseStreamer, TextStreamer
+from transformers import PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+
+from transformers_xl.data.written_text import WrittenText
 
 
 class ByteStreamer(BaseStreamer):
@@ -36,19 +39,34 @@ class ByteStreamer(BaseStreamer):
         self.prompt_is_next = True
 
 
-class TextContinuation(TextStreamer):
-    """Prints the text that follows a prompt, joined to it as the tokenizer joins its words."""
+class WrittenTextStreamer(BaseStreamer):
+    """Hands the text of what is generated to `write` as soon as it can no longer change, for one row.
+
+    Unlike transformers' `TextStreamer` it knows that a tokenizer may join words that stand apart: `1 @,@ 000` is `1,000`.
+
+    Args:
+        tokenizer: any tokenizer.
+        write: takes each new piece of text, without special tokens; the prompt is left out.
+        continues: whether the text is joined to the prompt as the tokenizer joins its words, or stands alone.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], object], continues: bool = False):
+        self.tokenizer, self.write, self.continues = tokenizer, write, continues
+        self.written: WrittenText | None = None
 
     def put(self, value: torch.Tensor) -> None:
-        if not self.next_tokens_are_prompt:
-            super().put(value)
+        if value.shape[0] > 1 and value.dim() > 1:
+            raise ValueError(f"`input_ids` has {value.shape[0]} rows: a streamer takes one.")
+        if self.written is None:  # the prompt
+            self.written = WrittenText(self.tokenizer, value.flatten().tolist() if self.continues else [], ())
             return
-        self.next_tokens_are_prompt = False
-        self.token_cache = value.flatten().tolist()
-        self.print_len = len(self.tokenizer.decode(self.token_cache, **self.decode_kwargs))
+        for token_id in value.flatten().tolist():
+            self.write(self.written.add(token_id))
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        print(text, end="", flush=True)
+    def end(self) -> None:
+        if self.written is not None:
+            self.write(self.written.finish())
+        self.written = None
 
 
-__all__ = ["ByteStreamer", "TextContinuation"]
+__all__ = ["ByteStreamer", "WrittenTextStreamer"]

@@ -37,7 +37,7 @@ def turn_ids(
     render: Callable[[Sequence[Message]], str] | None = None,
     ends: Collection[int] = (),
 ) -> list[int]:
-    """The ids that stand between the answer before and the next answer, by the tokenizer's chat template.
+    """The ids that the model reads before its next answer, by the tokenizer's chat template.
 
     Only the new messages are rendered, between the end of the last answer and the beginning of the next: the model reads
     token for token what it would read of the whole conversation.
@@ -45,22 +45,33 @@ def turn_ids(
     Args:
         tokenizer: it has a chat template.
         messages: a `role` and a `content` each.
-        unread: the last token of the answer before, which the memory does not hold yet; None: nothing was read before.
+        unread: what the memory does not hold yet of the answer before, which these ids begin with; None: nothing was read
+            before.
         render: a [`Template`] of the tokenizer; None: one for this call.
         ends: tokens that end an answer of the model, beside the special tokens of the tokenizer.
 
     Raises:
-        TemplateError: the template fails, or takes more time or memory than a template can need.
+        TemplateError: the template fails, takes more time or memory than a template can need, or does not say where an
+            earlier answer ends.
     """
     render = render or Template(tokenizer, is_kept=False)
     if unread is None:
         return text_ids(tokenizer, render(messages), begins=False)
     before = [{"role": "user", "content": ""}, {"role": "assistant", "content": ANSWER}]
-    ids = text_ids(tokenizer, render([*before, *messages]).partition(ANSWER)[2], begins=False)
+    _, answer, rest = render([*before, *messages]).partition(ANSWER)
+    if not (answer and rest):
+        raise TemplateError(
+            f"the chat template of {tokenizer.name_or_path!r} does not write an earlier answer as it is, and the messages "
+            "after it: a model with memory does not know what to read next. Begin anew, or correct the template."
+        )
+    ids = text_ids(tokenizer, rest, begins=False)
     # the model may have written the end of its answer itself; any other token, an unknown word too, is content
     special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
-    written = special.union([tokenizer.eos_token_id], ends).intersection(unread)
-    return ids[1:] if ids and ids[0] in written else ids
+    written = special.union([tokenizer.eos_token_id], ends).intersection(unread[-1:])
+    end = next((place for place, each in enumerate(ids) if each in written), None)
+    # Llama 2's template has a space before it
+    is_end = end is not None and not str(tokenizer.decode(ids[:end])).strip()
+    return [*(unread[:-1] if is_end else unread), *ids]
 
 
 class Template:

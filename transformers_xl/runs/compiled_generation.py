@@ -20,10 +20,9 @@ from transformers.generation import GenerationConfig, GenerationMode
 from transformers.utils import ModelOutput, output_capturing
 
 from transformers_xl.files.atomic_write import atomic_write
-from transformers_xl.modeling.adapters import adapter_states
 from transformers_xl.modeling.exporting import ExportableStep, export_module, step_memory
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
-from transformers_xl.modeling.memory.memory_file import result_fields
+from transformers_xl.modeling.memory.memory_file import adapter_states, result_fields
 from transformers_xl.modeling.memory.memory_value import Memory
 from transformers_xl.modeling.outputs import MemoryHeadOutput
 from transformers_xl.runs.ring_step import RingMemory, Rings, RingStep, with_rows_of

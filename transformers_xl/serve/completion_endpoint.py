@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
+from transformers_xl.data.written_text import with_text
 from transformers_xl.serve.answers import Choice, EventStream, collected, unless_left
 from transformers_xl.serve.bounds import RequestError
 from transformers_xl.serve.engine import Job
@@ -14,7 +15,6 @@ from transformers_xl.serve.protocol import CompletionRequest
 from transformers_xl.serve.service import Service
 from transformers_xl.serve.session_store import new_id
 from transformers_xl.serve.token_texts import Offsets, lists
-from transformers_xl.serve.written_text import with_text
 
 
 class Completions:

@@ -82,10 +82,10 @@ class Responses:
         past = await self.past(body, stack)
         ids = await self.ids(body, past)
         count = self.service.new_tokens(max_output_tokens=body.max_output_tokens)
-        memory, unread = (None, []) if past is None else past
+        memory = None if past is None else past.memory
         grammar = await self.service.grammar(body.text.format, "text.format")
         top = (body.top_logprobs or 0) if LOGPROBS in body.include else None
-        wanted = self.service.wanted(body, [*unread, *ids], count, memory=memory, top_logprobs=top, grammar=grammar)
+        wanted = self.service.wanted(body, ids, count, memory=memory, top_logprobs=top, grammar=grammar)
         job = await self.service.engine.submit([wanted])
         stack.callback(job.close)
         store = None if body.store is False else self.service.store
@@ -109,7 +109,8 @@ class Responses:
         return await asyncio.to_thread(store.past_of_conversation, body.conversation)
 
     async def ids(self, body: ResponseRequest, past: Past | None) -> list[int]:
-        """What the model reads: messages by the chat template, or, where there is none, a text as it stands."""
+        """What the model reads, with what the memory does not hold of the answer before: messages by the chat template, or,
+        where there is none, a text as it stands."""
         if past is not None and body.instructions is not None:
             said = "`instructions` stand at the beginning of a session, which has begun: send a message of the system."
             raise RequestError(said, "instructions")
@@ -117,7 +118,8 @@ class Responses:
             if body.instructions is not None:
                 said = "`instructions`: this model has no chat template: write them into `input`."
                 raise RequestError(said, "instructions")
-            return await self.service.text(body.input, begins=past is None, field="input")
+            ids = await self.service.text(body.input, begins=past is None, field="input")
+            return ids if past is None else [*past.unread_ids, *ids]
         messages: list[Message] = []
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}]

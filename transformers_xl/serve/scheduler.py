@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from transformers_xl.data.turns import end_ids
+from transformers_xl.data.written_text import WrittenText
 from transformers_xl.modeling.checks import check_memory
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
@@ -19,7 +20,6 @@ from transformers_xl.serve.grammars import Matcher, allowed, matcher_of
 from transformers_xl.serve.sampling import RowSampling, logprobs_of
 from transformers_xl.serve.slots import Slots, own_copy
 from transformers_xl.serve.text_request import FinishReason, Progress, TextRequest, TokenLogprob, Written
-from transformers_xl.serve.written_text import WrittenText
 
 
 @dataclass(eq=False)

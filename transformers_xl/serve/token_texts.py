@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from transformers_xl.data.written_text import CONTEXT, joins_pieces, with_text
 from transformers_xl.serve.text_request import TokenLogprob
-from transformers_xl.serve.written_text import CONTEXT, joins_pieces, with_text
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # a part of a character
 

@@ -1,6 +1,7 @@
 """The text of tokens as they are written: what can no longer change, without the texts that end it."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -40,36 +41,42 @@ class PieceDecoder:
 
 
 class WholeDecoder:
-    """Text of any other tokenizer, such as one that joins words by rules: all of it is decoded again, and what has not
-    changed is taken for settled. It is decoded with every token while it is short, and later with so many at a time that a
-    token costs the same; `unsettled` decodes what waits."""
+    """Text of any other tokenizer, such as one that joins words by rules: all of it is decoded again, and what the last two
+    tokens have not changed is taken for settled. It is decoded with every token while it is short, and later with so many
+    at a time that a token costs the same; `unsettled` decodes what waits."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, context: Sequence[int]):
         self.tokenizer, self.ids, self.waiting = tokenizer, with_text(tokenizer, context), 0
-        self.text = self.prompt = self._decoded()
+        self.silent = {*tokenizer.all_special_ids}  # what is skipped says nothing of the text before it
+        self.text = self.prompt = self._decoded(self.ids)
         self.settled = self.text.rstrip(INCOMPLETE)
 
-    def _decoded(self) -> str:
-        return str(self.tokenizer.decode(self.ids, skip_special_tokens=True))
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _before_the_last_two(self) -> list[int]:
+        places = (place for place in reversed(range(len(self.ids))) if self.ids[place] not in self.silent)
+        return self.ids[: next(islice(places, 1, None), 0)]
 
     def add(self, token_id: int) -> str:
         self.ids += with_text(self.tokenizer, [token_id])
         self.waiting += 1
         if self.waiting * PART < len(self.ids):
             return ""
-        before, self.text, self.waiting = self.text, self._decoded(), 0
-        settled = same_beginning(before, self.text).rstrip(INCOMPLETE)
+        self.text, self.waiting = self._decoded(self.ids), 0
+        settled = same_beginning(self._decoded(self._before_the_last_two()), self.text).rstrip(INCOMPLETE)
         if self.text.startswith(self.prompt) and len(self.settled) < len(self.prompt) < len(self.text):
             self.settled = self.prompt  # its end was no part of a character
             settled = max(settled, self.prompt, key=len)
-        if not settled.startswith(self.settled):
+        if self.settled.startswith(settled):
             return ""
-        new, self.settled = settled[len(self.settled) :], settled
+        # new words may have joined the last ones of the prompt, which nobody can take back
+        new, self.settled = settled[len(same_beginning(self.settled, settled)) :], settled
         return new
 
     def unsettled(self) -> str:
-        text = self._decoded() if self.waiting else self.text
-        return text[len(self.settled) :]
+        text = self._decoded(self.ids) if self.waiting else self.text
+        return text[len(same_beginning(self.settled, text)) :]
 
 
 class WrittenText:
@@ -136,4 +143,4 @@ def begun_by(text: str, stop: str) -> int:
     return next((count for count in range(most, 0, -1) if stop.startswith(text[len(text) - count :])), 0)
 
 
-__all__ = ["WrittenText", "begun_by", "first_of", "joins_pieces", "with_text"]
+__all__ = ["WrittenText", "begun_by", "first_of", "joins_pieces", "same_beginning", "with_text"]

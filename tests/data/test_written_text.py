@@ -1,17 +1,20 @@
 """The text of tokens as they come: what was shown does not change, and nothing of a stop text is shown."""
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from transformers_xl import ByteTokenizer, WordTokenizer
+from transformers_xl.data.streamers import WrittenTextStreamer
+from transformers_xl.data.written_text import WholeDecoder, WrittenText, first_of, same_beginning
 from transformers_xl.serve.completion_endpoint import Answer
 from transformers_xl.serve.text_request import TokenLogprob
 from transformers_xl.serve.token_texts import Offsets, by_text, lists, text_of
-from transformers_xl.serve.written_text import WholeDecoder, WrittenText, first_of
 
 TEXT = "na\u00efve \u20ac\U0001f600 aab aaab END of \u65e5\u672c <stop"
 STOPS = [(), ("END",), ("<stop>", "of \u65e5"), ("aaab", "b a"), ("\u20ac\U0001f600",)]
@@ -118,6 +121,51 @@ def test_words_that_are_joined_later_are_held_back():
     assert (
         shown(WrittenText(tokenizer, ids[:2], ()), [*ids[2:], len(tokenizer) + 3])[0] == ' "a well-known 1,000". then'
     )
+
+
+def test_the_text_of_words_is_that_of_all_of_them():
+    """Whatever joins words of a random text later; words without a text between them settle nothing."""
+    words = ["he", '"', "'", "s", "'s", "a", "@-@", "10", "@,@", "@.@", ".", "(", ")", "&quot;", "\u65e5", "$", "``"]
+    tokenizer = WordTokenizer.train_from_iterator([" ".join(words) + " \n"], split="spaces", progress=False)
+    rng = random.Random(0)
+    for _ in range(1000):
+        ids = [rng.randrange(len(tokenizer)) for _ in range(rng.randrange(1, 40))]
+        start = rng.choice([0, len(ids) // 3])
+        before, whole = (tokenizer.decode(each, skip_special_tokens=True) for each in (ids[:start], ids))
+        assert (
+            shown(WrittenText(tokenizer, ids[:start], ()), ids[start:])[0]
+            == whole[len(same_beginning(before, whole)) :]
+        )
+
+
+def test_a_stream_of_words_goes_on_where_the_prompt_was_joined():
+    """`10 @,@` was shown as it stands; what follows is not held back to the end."""
+    words = ["10", "@,@", "000", "men", "came", "home", "."]
+    tokenizer = WordTokenizer.train_from_iterator([" ".join(words) + " \n"], split="spaces", progress=False)
+    ids = tokenizer.convert_tokens_to_ids(words)
+    written = WrittenText(tokenizer, ids[:2], ())
+    assert [written.add(each) for each in ids[2:]] == ["", "", ",000", " men", " came"]
+    assert written.finish() == " home."
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_a_streamer_writes_what_decoding_gives(continues: bool):
+    """The commands print it: `1 @,@ 000` is `1,000` there too."""
+    words = ["a", "tax", "of", "1", "@,@", "000", "<unk>", "men"]
+    tokenizer = WordTokenizer.train_from_iterator([" ".join(words) + " \n"], split="spaces", progress=False)
+    ids = torch.tensor(tokenizer.convert_tokens_to_ids(words))
+    written: list[str] = []
+    streamer = WrittenTextStreamer(tokenizer, written.append, continues)
+    for _ in range(2):  # it is used again for the next answer
+        streamer.put(ids[None, :2])
+        for each in ids[2:]:
+            streamer.put(each[None])
+        streamer.end()
+        assert "".join(written) == (" of 1,000 men" if continues else "of 1,000 men")
+        assert len(written) == len(ids) - 1
+        written.clear()
+    with pytest.raises(ValueError, match="2 rows"):
+        streamer.put(ids[None].repeat(2, 1))
 
 
 def test_a_long_text_of_words_costs_as_much_a_token_as_a_short_one():
