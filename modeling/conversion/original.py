@@ -1,6 +1,7 @@
 """Checkpoints of the original repository (kimiyoung/transformer-xl, PyTorch): `model.pt`, a pickled module of either torch
 format, or a plain state dict, for which what no shape tells must be given."""
 
+from functools import reduce
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -53,7 +54,8 @@ WRAPPERS = (
 def load_original(
     path: str | Path, given: dict[str, Any] | None = None, cluster_order: str = "reversed"
 ) -> TransformerXLForCausalLM:
-    """Our model of a checkpoint of the original repository, in eval mode, in the type of its weights.
+    """Our model of a checkpoint of the original repository, in eval mode, in the type of its weights: of several types, in
+    the one that holds the numbers of all.
 
     Args:
         path: `model.pt`, or a state dict that `torch.save` wrote.
@@ -93,7 +95,13 @@ def load_original(
         raise refusal(where, str(error).removesuffix(".")) from error
     _note_ties(config, weights)
     state_dict = translate_weights(weights, config, where, cluster_order)
-    return TransformerXLForCausalLM.from_pretrained(None, config=config, state_dict=state_dict)
+    dtype = reduce(torch.promote_types, (each.dtype for each in state_dict.values()))
+    model, info = TransformerXLForCausalLM.from_pretrained(
+        None, config=config, state_dict=state_dict, dtype=dtype, output_loading_info=True
+    )
+    if info["missing_keys"]:
+        raise refusal(where, f"it holds no head, whose {min(info['missing_keys'])!r} would be random")
+    return model
 
 
 def checked_hyper_parameters(given: dict[str, Any]) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class TransfoXLTokenizer:
             raise OSError(f"{str(name)!r} holds no vocabulary: one of {', '.join(HF_FILES)} is needed.")
         vocabulary = read_vocabulary(paths[0])
         # what the tokenizer was made with won over what it had pickled, and so did the defaults
-        arguments = {"lower_case": False, **_tokenizer_arguments(_file(name, "tokenizer_config.json", hub))}
+        arguments = {"lower_case": False, **tokenizer_arguments(_file(name, "tokenizer_config.json", hub))}
         arguments |= {each: kwargs[each] for each in TOKENIZER_ARGUMENTS if kwargs.get(each) is not None}
         if "unk_token" not in kwargs and arguments.get("unk_token") not in vocabulary["sym2idx"]:
             arguments.pop("unk_token", None)
@@ -156,8 +156,12 @@ class TransfoXLTokenizer:
         return tokenizer
 
 
-def _tokenizer_arguments(path: str | None) -> dict[str, Any]:
-    """What a `tokenizer_config.json` says that the tokenizer's rules depend on."""
+def tokenizer_arguments(path: str | os.PathLike | None) -> dict[str, Any]:
+    """What a `tokenizer_config.json` says that the tokenizer's rules depend on; None: there is no such file.
+
+    Raises:
+        ValueError: the file says what cannot be.
+    """
     if path is None:
         return {}
     try:
@@ -180,4 +184,4 @@ def register() -> None:
     register_legacy_reader(legacy_arguments)
 
 
-__all__ = ["TransfoXLTokenizer", "legacy_arguments", "read_weights", "register"]
+__all__ = ["TransfoXLTokenizer", "legacy_arguments", "read_weights", "register", "tokenizer_arguments"]

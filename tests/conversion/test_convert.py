@@ -14,7 +14,7 @@ import pytest
 import torch
 from golden import folder_of
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from typer.testing import CliRunner
 
 from transformers_xl.cli.main import app
@@ -181,6 +181,66 @@ def test_a_classifier_stays_one(tmp_path: Path):
     assert (found["vocabulary"], found["mem_len"]) == (None, config["mem_len"])
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert torch.equal(model.score.weight, score)
+
+
+def test_a_checkpoint_without_a_head(tmp_path: Path):
+    """Nothing random is written: the model without heads, or a message."""
+    source = tmp_path / "source"
+    source.mkdir()
+    config = json.loads((HF_FOLDER / "config.json").read_text())
+    weights = torch.load(HF_FOLDER / "pytorch_model.bin", weights_only=True)
+    torch.save({name: each for name, each in weights.items() if "crit." not in name}, source / "pytorch_model.bin")
+    for written_as in ("TransfoXLLMHeadModel", "TransfoXLForSequenceClassification"):
+        (source / "config.json").write_text(json.dumps(config | {"architectures": [written_as]}))
+        code, output = run(source, tmp_path / "out")
+        assert code != 0
+        assert "which would be random: correct `architectures`=" in output
+        assert not (tmp_path / "out").exists()
+    (source / "config.json").write_text(json.dumps(config | {"architectures": ["TransfoXLModel"]}))
+    code, output = run(source, tmp_path / "out")
+    assert code == 0, output
+    model, whole = AutoModel.from_pretrained(tmp_path / "out"), AutoModelForCausalLM.from_pretrained(HF_FOLDER)
+    ids = load_file(HF_FOLDER / "expected.safetensors")["in.input_ids_seg0"]
+    torch.testing.assert_close(model(ids).last_hidden_state, whole.model(ids).last_hidden_state)
+    state_dict = torch.load(ORIGINAL / "model_state_dict.pt", weights_only=True)
+    torch.save({name: each for name, each in state_dict.items() if "crit." not in name}, tmp_path / "model.pt")
+    (tmp_path / "hyper.json").write_text(json.dumps(HYPER))
+    code, output = run(tmp_path / "model.pt", tmp_path / "other", "--config", tmp_path / "hyper.json")
+    assert code != 0
+    assert "it holds no head" in output
+
+
+def test_weights_of_several_types(tmp_path: Path):
+    """They have the type that holds the numbers of all."""
+    state_dict = torch.load(ORIGINAL / "model_state_dict.pt", weights_only=True)
+    mixed = {name: each.half() if "_net" in name else each for name, each in state_dict.items()}
+    torch.save(mixed, tmp_path / "model.pt")
+    (tmp_path / "hyper.json").write_text(json.dumps(HYPER))
+    code, output = run(tmp_path / "model.pt", tmp_path / "out", "--config", tmp_path / "hyper.json")
+    assert code == 0, output
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.dtype == torch.float32
+    assert torch.equal(model.model.layers[0].mlp.fc1.bias, state_dict["layers.0.pos_ff.CoreNet.0.bias"])
+
+
+def test_the_arguments_of_a_folders_tokenizer(tmp_path: Path):
+    """They hold however its vocabulary is chosen and its texts are parted."""
+    source = tmp_path / "source"
+    shutil.copytree(HF_FOLDER, source)
+    written = source / "tokenizer_config.json"
+    vocabulary = next(
+        each for each in (source / "vocab.json", source / "vocab.pkl", source / "vocab.bin") if each.is_file()
+    )
+    for lower in (True, False):
+        written.write_text(json.dumps(json.loads(written.read_text()) | {"lower_case": lower}))
+        found = []
+        for options in ([], ["--split", "spaces"], ["--vocab", vocabulary]):
+            code, output = run(source, tmp_path / "out", "--overwrite", *options)
+            assert code == 0, output
+            tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+            found.append(tokenizer("The Boat came", add_special_tokens=False)["input_ids"])
+        assert found[0] == found[1] == found[2]
+        assert (found[0] == tokenizer("the boat came", add_special_tokens=False)["input_ids"]) == lower
 
 
 def test_a_cache_of_the_original(tmp_path: Path):

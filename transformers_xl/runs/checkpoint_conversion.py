@@ -1,9 +1,10 @@
 """The run of `transformers-xl convert`: an old checkpoint with its vocabulary in, a folder of this package out."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -14,6 +15,7 @@ from transformers import (
 from transformers_xl.files.json_files import read_json
 from transformers_xl.files.output_folder import output_folder
 from transformers_xl.modeling.conversion.original import load_original
+from transformers_xl.modeling.conversion.transfo_xl import tokenizer_arguments
 from transformers_xl.modeling.conversion.vocabulary import HF_FILES, ORIGINAL_FILES, read_vocabulary
 from transformers_xl.runs.loading import import_models
 from transformers_xl.tokenization.tokenization_words import WordTokenizer
@@ -69,16 +71,27 @@ def _from_transformers(source: Path, vocab: Path | None, cluster_order: str | No
         raise ValueError(
             f"`source`={str(source)!r} holds a {described.get('model_type')!r}: only 'transfo-xl' is converted."
         )
-    classifies = "SequenceClassification" in str(described.get("architectures"))
-    auto_class = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
-    model = auto_class.from_pretrained(source, cluster_order=cluster_order, trust_remote_code=False)
+    written_as = str(described.get("architectures"))
+    auto_class: Any = AutoModelForSequenceClassification if "Classification" in written_as else AutoModelForCausalLM
+    auto_class = AutoModel if "TransfoXLModel" in written_as else auto_class
+    model, info = auto_class.from_pretrained(
+        source, cluster_order=cluster_order, trust_remote_code=False, output_loading_info=True
+    )
+    if info["missing_keys"]:
+        raise ValueError(
+            f"`source`={str(source)!r} holds no {min(info['missing_keys'])!r}, which would be random: correct "
+            f"`architectures`={written_as} in its config.json, ['TransfoXLModel'] where it has no head."
+        )
     beside = next((file for name in HF_FILES if (file := source / name).is_file()), None)
     if vocab is None and beside is not None and split != "spaces":
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         _check_size(model, tokenizer.vocab_size, source)
         return Converted(model, tokenizer, beside)
-    vocab = vocab or beside
-    return Converted(model, _tokenizer(model, vocab, split or "moses"), vocab)
+    written = source / "tokenizer_config.json"
+    arguments = tokenizer_arguments(written if written.is_file() else None)
+    if vocab is None:
+        vocab, arguments = beside, {"lower_case": False, **arguments}  # as `TransfoXLTokenizer`
+    return Converted(model, _tokenizer(model, vocab, split or "moses", **arguments), vocab)
 
 
 def _from_original(
@@ -93,14 +106,18 @@ def _from_original(
     return Converted(model, _tokenizer(model, vocab, split or "spaces"), vocab)
 
 
-def _tokenizer(model, vocab: Path | None, split: str):
-    """The tokenizer of a vocabulary. Texts that are parted at spaces have `<eos>` at line ends, where it has one."""
+def _tokenizer(model, vocab: Path | None, split: str, **arguments: Any):
+    """The tokenizer of a vocabulary, with `arguments` in the place of what it was pickled with. Texts that are parted at
+    spaces have `<eos>` at line ends, where it has one."""
     if vocab is None:
         return None
     vocabulary = read_vocabulary(vocab)
     _check_size(model, len(vocabulary["idx2sym"]), vocab)
+    if arguments.get("unk_token") not in vocabulary["sym2idx"]:
+        arguments.pop("unk_token", None)
     return WordTokenizer.from_legacy(
         vocabulary,
+        **arguments,
         split="moses" if split == "moses" else "characters" if vocabulary.get("delimiter") == "" else "spaces",
         add_eos=split == "spaces" and "<eos>" in vocabulary["sym2idx"],
     )

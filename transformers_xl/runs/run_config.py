@@ -174,8 +174,8 @@ class RunConfig:
     lora: LoraSection = field(default_factory=LoraSection)
 
     def __post_init__(self) -> None:
-        # whether nobody gave a number of rows, or a dropout: no sections, and not written
-        self.batch_is_default = self.dropout_is_default = False
+        # whether nobody gave a number of rows, steps, or a dropout: no sections, and not written
+        self.batch_is_default = self.steps_are_default = self.dropout_is_default = False
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The sections as plain values, without tokens of the Hub."""

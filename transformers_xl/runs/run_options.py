@@ -120,6 +120,8 @@ def read_config(
     run.batch_is_default = is_default and not any(_gives(name, given, options) for name in rows)
     is_small = is_default and recipe == DEFAULT_RECIPE and base is None
     run.dropout_is_default = is_small and not _gives("model.dropout", given, options)
+    lengths = ("training.max_steps", "training.num_train_epochs")
+    run.steps_are_default = is_small and not any(_gives(name, given, options) for name in lengths)
     if base and isinstance(base.config, SegmentMemoryConfig):
         SegmentMemoryConfig(text_config=base.config.text_config, **memory_fields(run.memory))  # refuses what cannot be
         if run.model.vocab_size is not None:

@@ -1,11 +1,12 @@
 """The run of `transformers-xl train`: a model is trained on texts, with checkpoints on the way, scored and described."""
 
 import copy
+import math
 import shutil
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import PartialState
@@ -40,6 +41,10 @@ from transformers_xl.training.step_memory import free_memory, measure_step
 from transformers_xl.training.trainer import MemoryTrainer
 
 logger = logging.get_logger(__name__)
+MOST_TIMES, LEAST_STEPS = (
+    4,
+    100,
+)  # that a text is read, and of a training, where nobody gives one: docs/training_command.md
 FINAL = "_final"  # where the trained model is written before its files take their places
 
 
@@ -77,7 +82,7 @@ class TrainingRun:
         step: the step at which the training ended.
         max_steps: the step at which it was to end; early stopping ends it before.
         was_stopped: whether that was because the process was asked to.
-        note: why there is no dropout, in a sentence; None where somebody chose it, or the text is read more than once.
+        note: why there are fewer steps than the recipe's, or no dropout, in a sentence; None where that is not so.
         need: what a step needs of memory, in a sentence; None where that is not known before it (FSDP, DeepSpeed,
             activation checkpointing).
     """
@@ -99,7 +104,7 @@ class TrainingRun:
         self.tokenizer = run_tokenizer(config, trust_remote_code)
         self.args = self._arguments()
         self.data = read_data(section, self.tokenizer, self.state.is_main_process)
-        self.note = self._choose_dropout() if config.dropout_is_default else None
+        self.note = self._choose_steps() or self._choose_dropout()  # a text is not both small and large
         self.model = run_model(config, self.tokenizer, trust_remote_code)
         length = self.model.config.segment_length
         tokens = length * _segments_of_call(self.model.config)
@@ -154,17 +159,33 @@ class TrainingRun:
         args.dataloader_pin_memory = args.dataloader_pin_memory and torch.cuda.is_available()
         return args
 
+    def _times_read(self) -> float | None:
+        """How often the training reads its text; None: nobody knows how long that is."""
+        args, tokens = self.args, self.data.tokens
+        if tokens is None:
+            return None
+        if args.max_steps <= 0:
+            return float(args.num_train_epochs)
+        rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * self.state.num_processes
+        return args.max_steps * rows * cast(Any, self.config.model).segment_length / tokens
+
+    def _choose_steps(self) -> str | None:
+        """Train for fewer steps where nobody gave their number and they would read a small text many times; say so."""
+        times, steps = self._times_read(), self.args.max_steps
+        fewer = max(LEAST_STEPS, math.ceil(steps * MOST_TIMES / times)) if times else steps
+        if not self.config.steps_are_default or fewer >= steps:
+            return None
+        self.args.max_steps = self.config.training.max_steps = fewer
+        return (
+            f"{fewer} steps read this small text {self._times_read():.2g} times, and more do not help: "
+            "`--training.max_steps` gives another number"
+        )
+
     def _choose_dropout(self) -> str | None:
         """Train without dropout where nobody chose one and the text is read at most once; say so."""
         section: Any = self.config.model
-        args, tokens = self.args, self.data.tokens
-        rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * self.state.num_processes
-        if tokens is None or not section.dropout:
-            return None
-        times = (
-            args.max_steps * rows * section.segment_length / tokens if args.max_steps > 0 else args.num_train_epochs
-        )
-        if times > 1:
+        times = self._times_read()
+        if not self.config.dropout_is_default or not section.dropout or times is None or times > 1:
             return None
         section.dropout = 0.0
         return f"the text is read {times:.2g} times, without dropout: `--model.dropout` gives one"

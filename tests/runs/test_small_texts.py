@@ -1,4 +1,4 @@
-"""Where nobody chose a dropout, a text that is read at most once is read without."""
+"""Where nobody chose them: a text that is read at most once has no dropout, and a small one fewer steps."""
 
 from pathlib import Path
 
@@ -46,6 +46,34 @@ def test_a_text_that_is_read_once_is_read_without_dropout(options: list[str], ex
     assert not read_config(files=[again]).dropout_is_default
 
 
+@pytest.mark.parametrize(
+    ("lines", "options", "expected"),
+    [
+        (100, [], 100),  # 1,000 tokens, of which a step reads 100: the least number
+        (2500, [], 1000),
+        (3001, [], 1000),
+        (1250, [], 500),  # four times
+        (1000, ["--training.gradient_accumulation_steps=2"], 200),
+        (100, ["--training.max_steps=700"], 700),
+        (100, ["--training.num_train_epochs=30"], -1),
+    ],
+    ids=str,
+)
+def test_a_small_text_has_fewer_steps(lines: int, options: list[str], expected: int, tmp_path: Path):
+    text, held_out = tmp_path / "text.txt", tmp_path / "held_out.txt"
+    text.write_text("abcdefghi\n" * lines)
+    held_out.write_text("abcdefghi\n" * 100)
+    data = [f"--data.path={text}", f"--data.eval_path={held_out}", "--data.batch_size=10"]
+    config = read_config([*OPTIONS, *data, *options])
+    training = TrainingRun(config, tmp_path / "model", command="train")
+    assert training.args.max_steps == config.training.max_steps == expected
+    assert training.model.config.dropout == 0.1
+    assert (training.note is not None) == (expected in (100, 200, 500))
+    again = tmp_path / "run.yaml"
+    again.write_text(config.to_yaml())
+    assert not read_config(files=[again]).steps_are_default
+
+
 def test_the_command_says_so(tmp_path: Path):
     text = tmp_path / "text.txt"
     text.write_text("abcdefghi\n" * 100)
@@ -58,6 +86,10 @@ def test_other_recipes_and_bases_keep_theirs(tmp_path: Path):
     config = StreamingTransformerConfig(vocab_size=259, dropout=0.1, **SMALL)
     StreamingTransformerForCausalLM(config).save_pretrained(tmp_path)
     ByteTokenizer().save_pretrained(tmp_path)
-    assert not read_config([f"--model.base={tmp_path}"]).dropout_is_default
-    assert not read_config(recipe="small-bytes").dropout_is_default
-    assert not read_config(recipe="enwik8-12l").dropout_is_default
+    for config in (
+        read_config([f"--model.base={tmp_path}"]),
+        read_config(recipe="small-bytes"),
+        read_config(recipe="enwik8-12l"),
+    ):
+        assert not config.dropout_is_default
+        assert not config.steps_are_default
