@@ -13,6 +13,7 @@ Some twenty minutes of one core for each cell. What is in the file is not run ag
 import argparse
 import json
 import tempfile
+from itertools import product
 from pathlib import Path
 
 from transformers_xl.files.atomic_write import write_text
@@ -37,20 +38,18 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 2e-3, 4e-3])
     parser.add_argument("--dropouts", nargs="+", type=float, default=[0.1])
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", nargs="+", type=int, default=[1000])
     args = parser.parse_args()
     found = read_json(args.output)["runs"] if args.output.is_file() else []
-    for corpus in args.corpora:
-        for dropout in args.dropouts:
-            for rate in args.rates:
-                cell = {"corpus": corpus.name, "steps": args.steps, "rate": rate, "dropout": dropout}
-                if any(cell.items() <= each.items() for each in found):
-                    continue
-                options = {"training.learning_rate": rate, "training.max_steps": args.steps, "model.dropout": dropout}
-                cell["bits_per_byte"] = bits(corpus, [f"--{name}={value}" for name, value in options.items()])
-                found.append(cell)
-                write_text(args.output, json.dumps({"processor": processor(), "runs": found}, indent=1) + "\n")
-                print(cell, flush=True)
+    for corpus, steps, dropout, rate in product(args.corpora, args.steps, args.dropouts, args.rates):
+        cell = {"corpus": corpus.name, "steps": steps, "rate": rate, "dropout": dropout}
+        if any(cell.items() <= each.items() for each in found):
+            continue
+        options = {"training.learning_rate": rate, "training.max_steps": steps, "model.dropout": dropout}
+        cell["bits_per_byte"] = bits(corpus, [f"--{name}={value}" for name, value in options.items()])
+        found.append(cell)
+        write_text(args.output, json.dumps({"processor": processor(), "runs": found}, indent=1) + "\n")
+        print(cell, flush=True)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ def test_a_text_that_is_read_once_is_read_without_dropout(options: list[str], ex
 @pytest.mark.parametrize(
     ("lines", "options", "expected"),
     [
-        (100, [], 100),  # 1,000 tokens, of which a step reads 100: the least number
+        (100, [], 40),  # 1,000 tokens, of which a step reads 100
+        (50, [], 40),  # the least number
         (2500, [], 1000),
         (3001, [], 1000),
         (1250, [], 500),  # four times
@@ -68,7 +69,7 @@ def test_a_small_text_has_fewer_steps(lines: int, options: list[str], expected: 
     training = TrainingRun(config, tmp_path / "model", command="train")
     assert training.args.max_steps == config.training.max_steps == expected
     assert training.model.config.dropout == 0.1
-    assert (training.note is not None) == (expected in (100, 200, 500))
+    assert (training.note is not None) == (expected in (40, 200, 500))
     again = tmp_path / "run.yaml"
     again.write_text(config.to_yaml())
     assert not read_config(files=[again]).steps_are_default

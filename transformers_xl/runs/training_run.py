@@ -41,10 +41,8 @@ from transformers_xl.training.step_memory import free_memory, measure_step
 from transformers_xl.training.trainer import MemoryTrainer
 
 logger = logging.get_logger(__name__)
-MOST_TIMES, LEAST_STEPS = (
-    4,
-    100,
-)  # that a text is read, and of a training, where nobody gives one: docs/training_command.md
+MOST_TIMES = 4  # that a text is read where nobody gives a number of steps: docs/training_command.md
+LEAST_STEPS = 40  # then
 FINAL = "_final"  # where the trained model is written before its files take their places
 
 
