@@ -156,7 +156,7 @@ class TransfoXLTokenizer:
         return tokenizer
 
 
-def tokenizer_arguments(path: str | os.PathLike | None) -> dict[str, Any]:
+def tokenizer_arguments(path: str | None) -> dict[str, Any]:
     """What a `tokenizer_config.json` says that the tokenizer's rules depend on; None: there is no such file.
 
     Raises:

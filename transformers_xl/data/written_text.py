@@ -51,7 +51,7 @@ class WholeDecoder:
         self.text = self.prompt = self._decoded(self.ids)
         self.settled = self.text.rstrip(INCOMPLETE)
 
-    def _decoded(self, ids: Sequence[int]) -> str:
+    def _decoded(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _before_the_last_two(self) -> list[int]:

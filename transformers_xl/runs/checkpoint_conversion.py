@@ -88,7 +88,7 @@ def _from_transformers(source: Path, vocab: Path | None, cluster_order: str | No
         _check_size(model, tokenizer.vocab_size, source)
         return Converted(model, tokenizer, beside)
     written = source / "tokenizer_config.json"
-    arguments = tokenizer_arguments(written if written.is_file() else None)
+    arguments = tokenizer_arguments(str(written) if written.is_file() else None)
     if vocab is None:
         vocab, arguments = beside, {"lower_case": False, **arguments}  # as `TransfoXLTokenizer`
     return Converted(model, _tokenizer(model, vocab, split or "moses", **arguments), vocab)
