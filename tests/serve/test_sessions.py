@@ -189,6 +189,7 @@ def test_a_text_without_a_template_goes_on(tmp_path: Path):
         first = here.client.responses.create(**SETTINGS, input="Once")
         second = here.client.responses.create(**SETTINGS, input=" and", previous_response_id=first.id)
         assert second.output_text == greedy(f"Once{greedy('Once', 6)} and", 6)
+        assert second.usage.input_tokens == 1 + len(" and")  # the last token of the answer before
 
 
 def test_a_restart_on_a_copy_of_the_folder(tmp_path: Path):
