@@ -169,9 +169,11 @@ class TrainingRun:
 
     def _choose_steps(self) -> str | None:
         """Train for fewer steps where nobody gave their number and they would read a small text many times; say so."""
+        if not self.config.steps_are_default:
+            return None
         times, steps = self._times_read(), self.args.max_steps
         fewer = max(LEAST_STEPS, math.ceil(steps * MOST_TIMES / times)) if times else steps
-        if not self.config.steps_are_default or fewer >= steps:
+        if fewer >= steps:
             return None
         self.args.max_steps = self.config.training.max_steps = fewer
         return (
@@ -182,8 +184,10 @@ class TrainingRun:
     def _choose_dropout(self) -> str | None:
         """Train without dropout where nobody chose one and the text is read at most once; say so."""
         section: Any = self.config.model
+        if not (self.config.dropout_is_default and section.dropout):
+            return None
         times = self._times_read()
-        if not self.config.dropout_is_default or not section.dropout or times is None or times > 1:
+        if times is None or times > 1:
             return None
         section.dropout = 0.0
         return f"the text is read {times:.2g} times, without dropout: `--model.dropout` gives one"
