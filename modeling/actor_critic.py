@@ -270,6 +270,11 @@ class MemoryForActorCritic(MemoryHead):
                 f"An agent is trained with {' and '.join(f'`{name}`={value}' for name, value in dropout.items())}: two "
                 "reads of one window give two policies, which PPO takes for a change. Set it to 0."
             )
+        if self.training and not self.config.same_length and self.config.mem_len > 0:
+            logger.warning_once(
+                f"An agent is trained with `same_length`=False and `mem_len`={self.config.mem_len}: a step of a rollout sees "
+                "more than the same step did alone, which PPO takes for a change. Set `same_length` to True."
+            )
         device = self.value_head.weight.device
         inputs = {"observations": observations, "input_ids": input_ids, "inputs_embeds": inputs_embeds}
         inputs = {name: of_environment(name, value, device) for name, value in inputs.items()}

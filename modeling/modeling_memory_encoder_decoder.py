@@ -78,9 +78,11 @@ class MemorySeq2SeqOutput(ModelOutput):
 
 @dataclass
 class EncodedSource(BaseModelOutput):
-    """The output of an encoder, with `attention_mask` `(batch, source length)`: 1 for real tokens; None: all are."""
+    """The output of an encoder, with `attention_mask` `(batch, source length)`: 1 for real tokens; None: all are. In training
+    `auxiliary_loss` `(batch, source length)`, that of each token, if the encoder has one."""
 
     attention_mask: torch.Tensor | None = None
+    auxiliary_loss: torch.Tensor | None = None
 
 
 class _WithSourceMemory(WithMemory):
@@ -195,7 +197,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         mask = self.source_mask(input_ids, attention_mask)
         outputs = self.encoder(input_ids=input_ids, attention_mask=mask, inputs_embeds=inputs_embeds, **kwargs)
         shown = outputs.get("hidden_states"), outputs.get("attentions")
-        return EncodedSource(outputs.last_hidden_state, *shown, attention_mask=mask)
+        learns = self.training and self.encoder.auxiliary_loss_coef is not None
+        auxiliary = self.encoder.auxiliary_loss(outputs) if learns else None
+        return EncodedSource(outputs.last_hidden_state, *shown, attention_mask=mask, auxiliary_loss=auxiliary)
 
     def source_mask(self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
         """Which tokens of the source are real: all but `pad_token_id`, where nobody says it."""
@@ -209,19 +213,42 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             return between_labels(labels)
         return None if input_ids is None or input_ids.shape[1] == 1 else from_the_start(input_ids, self.config)
 
+    def add_encoder_loss(
+        self, loss: torch.Tensor | None, encoded: ModelOutput, labels: torch.Tensor | None, items: Any
+    ) -> torch.Tensor | None:
+        """`loss`, and in training what the encoder has to say beside it: the mean over each text's tokens, weighed by its
+        labels, as in [`~MemoryHead.add_auxiliary_loss`]."""
+        auxiliary = encoded.get("auxiliary_loss")
+        if loss is None or labels is None or auxiliary is None or not self.training:
+            return loss
+        mask, targets = encoded.get("attention_mask"), (labels != -100).sum(1)
+        mask = torch.ones_like(encoded["last_hidden_state"][..., 0]) if mask is None else mask.to(auxiliary.dtype)
+        weights = mask * targets[:, None] / mask.sum(1, keepdim=True).clamp(min=1)
+        mean = (auxiliary * weights).sum() / (targets.sum().clamp(min=1) if items is None else items)
+        return loss + getattr(self.encoder.config, self.encoder.auxiliary_loss_coef) * mean.to(loss.device)
+
     def read_source(
-        self, encoded: ModelOutput, mask: torch.Tensor | None, source_mems: Memory | None, cache: MemoryCache | None
+        self,
+        encoded: ModelOutput,
+        mask: torch.Tensor | None,
+        source_mems: Memory | None,
+        cache: MemoryCache | None,
+        reset: torch.Tensor | None = None,
     ) -> Source:
-        """What the layers of the decoder read of the encoder's output and of earlier sentences. A cache keeps it, with keys
-        and values, for the tokens to come."""
+        """What the layers of the decoder read of the encoder's output and of earlier sentences, without those before a
+        `reset`. A cache keeps it for the tokens to come of this text, with keys and values where no gradient is wanted."""
         states = encoded["last_hidden_state"]  # (batch, length, size)
         mask = encoded.get("attention_mask") if mask is None else mask
         if mask is not None and mask.shape != states.shape[:2]:
             raise wrong_tensor("attention_mask", mask, f"that of the source, of shape {tuple(states.shape[:2])}")
         given = (states, mask, source_mems)
-        kept = None if cache is None else cache.source
-        if kept is not None and all(old is new for old, new in zip(kept.made_of, given, strict=True)):
-            return kept
+        kept, keeps = None if cache is None else cache.source, cache is not None and not torch.is_grad_enabled()
+        is_same = kept is not None and all(old is new for old, new in zip(kept.made_of, given, strict=True))
+        if kept is not None and is_same and reset is None:
+            if keeps or kept.kept is None:
+                return kept
+            source_mems = kept.earlier_mems  # keys and values were projected without a gradient
+        source_mems = forget_source(source_mems, reset)
         real = None if mask is None else drop_full_mask(mask.bool())
         read, mask = states, real
         if source_mems is not None:
@@ -229,10 +256,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
             read = torch.cat([earlier + cast(nn.Parameter, self.earlier_source), states], 1)
             mask = torch.ones_like(states[..., 0], dtype=torch.bool) if real is None else real
             mask = drop_full_mask(torch.cat([earlier_mask(source_mems), mask], 1))
-        keeps = cache is not None and not torch.is_grad_enabled()
         source = Source(read, mask, keeps, earlier=read.shape[1] - states.shape[1])
-        count = self.config.source_mem_len
-        source.made_of, source.remembered = given, remember_source(source_mems, states, real, count) if count else None
+        source.made_of, source.earlier_mems, count = given, source_mems, self.config.source_mem_len
+        source.remembered = remember_source(source_mems, states, real, count) if count else None
         if cache is not None:
             cache.source = source
         return source
@@ -272,7 +298,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         source_mems ([`Memory`], *optional*):
             The `source_mems` of the sentence before.
         reset (`torch.Tensor` of shape `(batch,)`, *optional*):
-            Bool, rows that begin a new document: neither memory is seen.
+            Bool, rows that begin a new document: neither memory is seen. Another call for the same sentence takes no `reset`
+            (it would forget what the first one read), and the `source_mems` that [`forget_source`] makes; or the same ones,
+            with a cache and `encoder_outputs`.
         """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = cast(Any, self.prepare_decoder_input_ids_from_labels(labels))
@@ -287,8 +315,8 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         if use_cache and past_key_values is None and self.config.mem_len > 0:
             past_key_values, mems = MemoryCache(mems), None
         encoded: Any = by_name(encoder_outputs)
-        earlier, mask = forget_source(source_mems, reset), self.source_mask(input_ids, attention_mask)
-        source = self.read_source(encoded, mask, earlier, past_key_values)
+        mask = self.source_mask(input_ids, attention_mask)
+        source = self.read_source(encoded, mask, source_mems, past_key_values, reset)
         source.weights = [] if kwargs.get("output_attentions", self.decoder.config.output_attentions) else None
         outputs = self.decoder(
             input_ids=decoder_input_ids,
@@ -303,7 +331,8 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         )
         weights, source.weights = source.weights, None  # checkpointing, which runs layers again, adds none
         return MemorySeq2SeqOutput(
-            **{name: outputs.get(name) for name in ("loss", "logits", "past_key_values", "mems")},
+            loss=self.add_encoder_loss(outputs.get("loss"), encoded, labels, kwargs.get("num_items_in_batch")),
+            **{name: outputs.get(name) for name in ("logits", "past_key_values", "mems")},
             source_mems=source.remembered,
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
@@ -441,15 +470,17 @@ def from_the_start(ids: torch.Tensor, config: MemoryEncoderDecoderConfig) -> tor
     """Which tokens of a target `(batch, length)` are real, bool: all but padding before `decoder_start_token_id`, which a
     collator puts there where another (label smoothing) has taken the labels. None where nothing could be padding."""
     start, pad = config.decoder_start_token_id, config.pad_token_id
-    if pad is None or pad == start:
+    if pad is None:
         return None
     count = (ids == pad).long().cumprod(1).sum(1, keepdim=True)  # of the row's beginning
+    if pad == start:  # the last of them is the start
+        count = (count - 1).clamp(min=0)
     after = ids.gather(1, count.clamp(max=ids.shape[1] - 1))
     return (torch.arange(ids.shape[1], device=ids.device) >= count) | (after != start)
 
 
 def forget_source(source_mems: Memory | None, reset: torch.Tensor | None) -> Memory | None:
-    """What is remembered of the source, without the rows of `reset` `(batch,)` bool."""
+    """`source_mems` without the rows of `reset` `(batch,)` bool, which begin a new document."""
     if source_mems is None or reset is None:
         return source_mems
     return source_mems._replace(
@@ -457,4 +488,4 @@ def forget_source(source_mems: Memory | None, reset: torch.Tensor | None) -> Mem
     )
 
 
-__all__ = ["MemoryForConditionalGeneration", "MemorySeq2SeqOutput", "register_part"]
+__all__ = ["MemoryForConditionalGeneration", "MemorySeq2SeqOutput", "forget_source", "register_part"]

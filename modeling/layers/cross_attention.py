@@ -32,6 +32,7 @@ class Source:
         self.visible = None if mask is None else mask[:, None, None]  # (B, 1, 1, S)
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] | None = {} if keeps else None
         self.made_of: tuple[Any, ...] = ()  # what a call gave, to be recognized in the next one
+        self.earlier_mems: Memory | None = None  # what is seen of earlier texts
         self.remembered: Memory | None = None  # what the next text may still see
 
     def mean(self) -> torch.Tensor:

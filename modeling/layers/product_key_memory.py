@@ -47,13 +47,15 @@ class QueryBatchNorm(nn.BatchNorm1d):
 
     Differs from `nn.BatchNorm1d`: padding is left out of the statistics; they are those of all processes of a
     distributed run, on every kind of device; a batch of one token is allowed; the running statistics do not move a second
-    time when activation checkpointing runs the forward pass again.
+    time when activation checkpointing runs the forward pass again; a frozen norm (`weight.requires_grad=False`) reads with
+    them as they are, so that what an adapter learns fits the model that it is loaded for.
     """
 
     def forward(self, rows: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """`rows` (N, F); `mask` (N,) bool, tokens that are no padding, all when not given."""
-        if not self.training:
-            return super().forward(rows)
+        if not self.training or not self.weight.requires_grad:
+            statistics = self.get_buffer("running_mean"), self.get_buffer("running_var")
+            return nn.functional.batch_norm(rows, *statistics, self.weight, self.bias, eps=self.eps)
         states = rows.to(torch.promote_types(rows.dtype, torch.float32))
         weights = torch.ones_like(states[:, :1]) if mask is None else mask[:, None].to(states.dtype)
         sums = _summed(torch.cat([(states * weights).sum(0), weights.sum(0)]))

@@ -273,6 +273,17 @@ def test_dropout_in_training_is_warned_of(caplog, monkeypatch):
     assert "`embedding_dropout`=0.2" in caplog.text
 
 
+def test_steps_that_see_more_in_a_rollout_than_alone_are_warned_of_in_training(caplog, monkeypatch):
+    monkeypatch.setattr(logging.get_logger("transformers_xl"), "propagate", True)
+    logging.get_logger("transformers_xl.modeling.actor_critic").warning_once.__func__.cache_clear()
+    agent(same_length=False)(rollout()["observations"])
+    agent(same_length=False, mem_len=0).train()(rollout()["observations"])
+    agent().train()(rollout()["observations"])
+    assert "same_length" not in caplog.text
+    agent(same_length=False, mem_len=5).train()(rollout()["observations"])
+    assert "`same_length`=False and `mem_len`=5" in caplog.text
+
+
 def test_images_are_read_by_a_small_network(tmp_path):
     model = agent(observation_size=None, image_shape=[7, 9, 3])
     images = np.random.default_rng(0).integers(0, 256, (2, 4, 7, 9, 3), dtype=np.uint8)

@@ -2,9 +2,15 @@
 
 import pytest
 import torch
-from tiny import EXACT, VOCAB_SIZE, tiny_config, tokens
+from tiny import EXACT, VOCAB_SIZE, assert_same_memory, tiny_config, tokens
 
-from transformers_xl import MemoryEncoderDecoderConfig, MemoryForConditionalGeneration, ShawTransformerEncoderConfig
+from transformers_xl import (
+    MemoryEncoderDecoderConfig,
+    MemoryForConditionalGeneration,
+    ShawTransformerEncoderConfig,
+    UniversalTransformerEncoderConfig,
+)
+from transformers_xl.modeling.modeling_memory_encoder_decoder import forget_source
 
 SPECIAL = {"pad_token_id": 2, "bos_token_id": 1, "eos_token_id": 0}
 SOURCE, TARGET = tokens(2, 6).clamp(min=3), tokens(2, 5, seed=1).clamp(min=3)
@@ -12,11 +18,13 @@ PADDED = torch.cat([SOURCE, torch.full((2, 3), 2)], 1)
 GENERATED = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
 
 
-def built(**fields) -> MemoryForConditionalGeneration:
+def built(
+    encoder_class=ShawTransformerEncoderConfig, of_encoder=None, special=SPECIAL, **fields
+) -> MemoryForConditionalGeneration:
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    encoder = ShawTransformerEncoderConfig(**sizes, **SPECIAL, dropout=0.0, initializer_range=0.3)
-    decoder = tiny_config("transformer_xl", **SPECIAL, initializer_range=0.3)
+    encoder = encoder_class(**sizes, **special, dropout=0.0, initializer_range=0.3, **(of_encoder or {}))
+    decoder = tiny_config("transformer_xl", **special, initializer_range=0.3)
     config = MemoryEncoderDecoderConfig(encoder=encoder, decoder=decoder, **fields)
     return MemoryForConditionalGeneration(config).double().eval()
 
@@ -93,3 +101,89 @@ def test_a_reset_of_generated_sentences(reset) -> None:
         before = model(SOURCE, labels=TARGET)
     with pytest.raises(ValueError, match="`reset`"):
         model.generate(SOURCE, mems=before.mems, source_mems=before.source_mems, reset=reset, **GENERATED)
+
+
+@torch.no_grad()
+def test_a_start_that_is_the_pad_token_is_the_last_of_them() -> None:
+    """As with GPT-2's tokenizer, which has one special token. The Trainer takes the labels, to smooth them."""
+    model = built(special=SPECIAL | {"bos_token_id": 2})
+    labels = torch.cat([torch.tensor([[3, 4], [-100, -100]]), TARGET], 1)
+    ids = model.prepare_decoder_input_ids_from_labels(labels)
+    assert ids[:, :3].tolist() == [[2, 3, 4], [2, 2, 2]]
+    found, expected = model(SOURCE, decoder_input_ids=ids).logits, model(SOURCE, labels=labels).logits
+    torch.testing.assert_close(found[labels != -100], expected[labels != -100], **EXACT)
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+@torch.no_grad()
+def test_a_document_that_begins_in_a_sentence_that_is_read_in_two_calls(use_cache: bool) -> None:
+    model, reset = built(source_mem_len=9), torch.tensor([True, False])
+    torch.nn.init.normal_(model.earlier_source)
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.cross_attention.earlier_bias)
+    before = model(SOURCE.flip(1), decoder_input_ids=TARGET)
+    encoded, earlier = model.encode(SOURCE), before.source_mems
+    given = {"encoder_outputs": encoded, "source_mems": earlier}
+    whole = model(decoder_input_ids=TARGET, mems=before.mems, reset=reset, **given)
+    assert whole.source_mems.lengths.tolist() == [6, 9]
+    kept = {"decoder_input_ids": TARGET[:, :3], "mems": before.mems, "use_cache": use_cache}
+    first = model(**kept, reset=reset, **given)
+    if use_cache:
+        then = {"past_key_values": first.past_key_values}
+    else:
+        then, given = {"mems": first.mems}, given | {"source_mems": forget_source(earlier, reset)}
+    second = model(decoder_input_ids=TARGET[:, 3:], **then, **given)
+    torch.testing.assert_close(torch.cat([first.logits, second.logits], 1), whole.logits, **EXACT)
+    assert_same_memory(second.source_mems, whole.source_mems)
+    assert (first.logits - model(**kept, **given | {"source_mems": earlier}).logits)[0].abs().max() > 1e-3
+
+
+def test_gradients_after_a_beginning_that_was_read_without_them() -> None:
+    """Keys and values of the source, which the cache keeps, are projected again."""
+    model = built(source_mem_len=9)
+    with torch.no_grad():
+        earlier = model(SOURCE.flip(1), decoder_input_ids=TARGET).source_mems
+    given = {"encoder_outputs": model.encode(SOURCE), "source_mems": earlier}
+    with torch.no_grad():
+        first = model(decoder_input_ids=TARGET[:, :3], use_cache=True, **given)
+        again = model(decoder_input_ids=TARGET[:, :3], **given)
+    reset = torch.tensor([True, False])
+    weights = [*model.encoder.parameters(), model.earlier_source]
+    weights += [each.k_proj.weight for each in (layer.cross_attention for layer in model.model.layers)]
+
+    def gradients(**kwargs):
+        logits = model(decoder_input_ids=TARGET[:, 3:], **given, **kwargs).logits
+        return torch.autograd.grad(logits.square().sum(), weights, retain_graph=True)
+
+    expected = gradients(mems=again.mems)
+    torch.testing.assert_close(gradients(past_key_values=first.past_key_values), expected, **EXACT)
+    # and of a row that began a document there
+    with torch.no_grad():
+        first = model(decoder_input_ids=TARGET[:, :3], use_cache=True, reset=reset, **given)
+    cached = gradients(past_key_values=first.past_key_values)
+    given["source_mems"] = forget_source(earlier, reset)
+    torch.testing.assert_close(cached, gradients(mems=first.mems), **EXACT)
+
+
+def test_what_an_encoder_learns_beside_is_in_the_loss() -> None:
+    """The mean over the tokens of each text, weighed by its labels; calls of an accumulated step add up."""
+    labels = TARGET.clone()
+    labels[0, 2:] = -100
+    losses = {}
+    for coefficient in (0.0, 0.5):
+        model = built(UniversalTransformerEncoderConfig, {"ponder_loss_coef": coefficient}).train()
+        losses[coefficient] = model(PADDED, labels=labels).loss
+        smaller = [model(PADDED[row : row + 1], labels=labels[row : row + 1]).loss for row in range(2)]
+        rows = [
+            model(PADDED[row : row + 1], labels=labels[row : row + 1], num_items_in_batch=7).loss for row in range(2)
+        ]
+        torch.testing.assert_close(sum(rows), losses[coefficient], **EXACT)
+        torch.testing.assert_close((2 * smaller[0] + 5 * smaller[1]) / 7, losses[coefficient], **EXACT)
+    cost = model.encoder.auxiliary_loss(model.encoder(PADDED, PADDED != 2))
+    cost = (cost[:, :6].mean(1) * torch.tensor([2, 5])).sum() / 7
+    torch.testing.assert_close(losses[0.5] - losses[0.0], 0.5 * cost, **EXACT)
+    assert cost > 0
+    model.eval()
+    with torch.no_grad():
+        evaluated = built(UniversalTransformerEncoderConfig, {"ponder_loss_coef": 0.0})(PADDED, labels=labels).loss
+        torch.testing.assert_close(model(PADDED, labels=labels).loss, evaluated, **EXACT)

@@ -83,6 +83,17 @@ def test_batch_norm_is_that_of_torch_over_real_tokens():
     torch.testing.assert_close(ours(rows), theirs(rows), **EXACT)
 
 
+def test_a_frozen_norm_keeps_its_statistics():
+    """An adapter trains beside it, and is saved without it."""
+    model = tiny_model("pkm_transformer", **FIELDS).train()
+    model(tokens(2, 9))  # statistics of something
+    model.layers[1].mlp.query_net.norm.requires_grad_(False)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    trained = model(tokens(2, 9)).last_hidden_state
+    torch.testing.assert_close(dict(model.named_buffers()), before, **EXACT)
+    torch.testing.assert_close(trained, model.eval()(tokens(2, 9)).last_hidden_state, **EXACT)
+
+
 def test_padding_does_not_move_the_statistics():
     model = tiny_model("pkm_transformer", **FIELDS).train()
     norm = model.layers[1].mlp.query_net.norm
