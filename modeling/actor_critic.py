@@ -272,8 +272,8 @@ class MemoryForActorCritic(MemoryHead):
             )
         if self.training and not self.config.same_length and self.config.mem_len > 0:
             logger.warning_once(
-                f"An agent is trained with `same_length`=False and `mem_len`={self.config.mem_len}: a step of a rollout sees "
-                "more than the same step did alone, which PPO takes for a change. Set `same_length` to True."
+                f"An agent is trained with `same_length`=False and `mem_len`={self.config.mem_len}: a step of a rollout "
+                "sees more than the same step did alone, which PPO takes for a change. Set `same_length` to True."
             )
         device = self.value_head.weight.device
         inputs = {"observations": observations, "input_ids": input_ids, "inputs_embeds": inputs_embeds}

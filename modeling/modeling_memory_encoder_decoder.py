@@ -78,8 +78,8 @@ class MemorySeq2SeqOutput(ModelOutput):
 
 @dataclass
 class EncodedSource(BaseModelOutput):
-    """The output of an encoder, with `attention_mask` `(batch, source length)`: 1 for real tokens; None: all are. In training
-    `auxiliary_loss` `(batch, source length)`, that of each token, if the encoder has one."""
+    """The output of an encoder, with `attention_mask` `(batch, source length)`: 1 for real tokens; None: all are. In
+    training `auxiliary_loss` `(batch, source length)`, that of each token, if the encoder has one."""
 
     attention_mask: torch.Tensor | None = None
     auxiliary_loss: torch.Tensor | None = None
@@ -298,9 +298,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         source_mems ([`Memory`], *optional*):
             The `source_mems` of the sentence before.
         reset (`torch.Tensor` of shape `(batch,)`, *optional*):
-            Bool, rows that begin a new document: neither memory is seen. Another call for the same sentence takes no `reset`
-            (it would forget what the first one read), and the `source_mems` that [`forget_source`] makes; or the same ones,
-            with a cache and `encoder_outputs`.
+            Bool, rows that begin a new document: neither memory is seen. Another call for the same sentence takes no
+            `reset` (it would forget what the first one read), and the `source_mems` that [`forget_source`] makes; or the
+            same ones, with a cache and `encoder_outputs`.
         """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = cast(Any, self.prepare_decoder_input_ids_from_labels(labels))

@@ -8,7 +8,8 @@ It prints the mean return of the episodes that ended, saves the agent as a folde
 it play. Every rollout starts from the `mems` that the one before left, acts step by step with a `MemoryCache`, and is read
 again in one window from those same `mems`, with `reset` where episodes begin: one memory a rollout, not one a step. The
 memory is stale after the first update of the weights, as is usual. An episode that is cut short by a limit of time counts
-as ended: where that is wrong, add the value of `infos["final_obs"]` to its last reward.
+as ended: where that is wrong, add `discount` times the value of `infos["final_obs"]`, read with the memory of its episode,
+to its last reward.
 
 TorchRL was tried (0.14.1, the newest in November 2026): declared with a `TensorDictPrimer`, `mems` do travel through its
 rollouts and `ClipPPOLoss`, but as fields of every step that hold the whole memory, and the loss runs the model once for the
