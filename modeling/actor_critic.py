@@ -72,12 +72,14 @@ class LastStep(nn.Module):
         """`(batch, steps, width)` of actions as the policy draws them, rewards `(batch, steps)`, and the steps `(batch,
         steps)` that begin an episode. What they had before, and what padding has (`mask` 0), may be anything."""
         dtype = self.reward_proj.weight.dtype
+        unread = torch.zeros_like(rewards, dtype=torch.bool) if begins is None else begins
+        unread = unread | ~mask.bool() if mask is not None and mask.shape == unread.shape else unread
         if self.sizes is not None:
-            unread = torch.zeros_like(rewards, dtype=torch.bool) if begins is None else begins
-            unread = unread | ~mask.bool() if mask is not None and mask.shape == unread.shape else unread
             actions = self.as_zeros_and_ones(actions, self.sizes, unread)
-        read = self.action_proj(actions.to(dtype)) + self.reward_proj(rewards.to(dtype)[..., None])
-        return read if begins is None else read.masked_fill(begins[..., None], 0)
+        # before they are projected: not a number times a gradient of 0 is none either
+        actions = actions.to(dtype).masked_fill(unread[..., None], 0)
+        rewards = rewards.to(dtype).masked_fill(unread, 0)
+        return self.action_proj(actions) + self.reward_proj(rewards[..., None])
 
     def as_zeros_and_ones(self, actions: torch.Tensor, sizes: tuple[int, ...], unread: torch.Tensor) -> torch.Tensor:
         """A one for what was chosen, of each choice, `(batch, steps, sum of sizes)`. On a CPU what is no choice is refused,

@@ -104,7 +104,8 @@ class MemoryGenerateSeq2SeqOutput(_WithSourceMemory, GenerateEncoderDecoderOutpu
 
 
 class MemoryGenerateBeamSeq2SeqOutput(_WithSourceMemory, GenerateBeamEncoderDecoderOutput):
-    """Result of beam search, whose `mems` and `source_mems` are None: a call that reads its sequences gives both."""
+    """Result of beam search, whose `mems` and `source_mems` are None: a call that reads its sequences, each up to its end
+    (`decoder_attention_mask`), gives both."""
 
 
 @auto_docstring(

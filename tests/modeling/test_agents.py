@@ -89,7 +89,20 @@ def test_where_an_episode_begins_the_step_before_may_be_anything():
     given["attention_mask"][0, :3] = 0
     changed = given | {"last_actions": given["last_actions"].masked_fill(given["attention_mask"] == 0, -1)}
     assert torch.equal(model(**changed).logits[1:], model(**given).logits[1:])
+    unread = given["reset"] | (given["attention_mask"] == 0)
     torch.compile(model, backend="eager", fullgraph=True)(**given)
+    for fields in ({}, {"num_actions": None, "action_size": 2}):  # numbers that nobody wrote are not read either
+        model, real = agent(reads_last_step=True, **fields), given["attention_mask"] == 1
+        numbers = given if not fields else given | {"last_actions": torch.ones(BATCH, STEPS, 2).double()}
+        changed = numbers | {"last_rewards": numbers["last_rewards"].masked_fill(unread, torch.nan)}
+        if fields:
+            changed["last_actions"] = numbers["last_actions"].masked_fill(unread[..., None], torch.nan)
+        found, expected = (model(**each).logits[real] for each in (changed, numbers))
+        torch.testing.assert_close(found, expected, **EXACT)
+        found, expected = (
+            torch.autograd.grad(each.square().sum(), [*model.last_step.parameters()]) for each in (found, expected)
+        )
+        torch.testing.assert_close(found, expected, **EXACT)
 
 
 @pytest.mark.parametrize("use_cache", [None, True], ids=["value", "cache"])
