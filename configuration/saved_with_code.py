@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
-from transformers.utils import PushToHubMixin
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, PushToHubMixin
 
 # Whether the save that runs includes code; None outside of a save. A model saves its config, which writes the code of both.
 _including: ContextVar[bool | None] = ContextVar("including", default=None)
@@ -64,6 +64,27 @@ def _include(include_code: bool | None) -> Iterator[None]:
         _including.reset(token)
 
 
+@contextmanager
+def _one_copy(folder: Path, variant: str | None) -> Iterator[None]:
+    """Around a save: where it wrote weights in several files, one file that holds those of an earlier save goes. transformers
+    leaves it there, and loads it."""
+    part = "" if variant is None else f".{variant}"
+    whole = folder / Path(SAFE_WEIGHTS_NAME).with_suffix(f"{part}.safetensors")
+    index = folder / Path(SAFE_WEIGHTS_INDEX_NAME).with_suffix(f"{part}.json")
+    before = _state(whole), _state(index)
+    yield
+    if _state(whole) == before[0] and _state(index) != before[1]:
+        whole.unlink(missing_ok=True)
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    """What another write of a file changes; None: there is no file."""
+    if not path.is_file():
+        return None
+    stat = path.stat()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
 class SavedWithCode(PushToHubMixin):
     """`save_pretrained` and `push_to_hub` of models, configs and tokenizers of this package."""
 
@@ -74,7 +95,7 @@ class SavedWithCode(PushToHubMixin):
         this package is not installed, for `trust_remote_code=True`."""
         token = _of_agent.set(getattr(self, "is_agent", _of_agent.get()))  # a config is saved within its model
         try:
-            with _include(include_code):
+            with _include(include_code), _one_copy(Path(save_directory), kwargs.get("variant")):
                 return super().save_pretrained(save_directory, *args, **kwargs)
         finally:
             _of_agent.reset(token)
