@@ -66,8 +66,8 @@ def _include(include_code: bool | None) -> Iterator[None]:
 
 @contextmanager
 def _one_copy(folder: Path, variant: str | None) -> Iterator[None]:
-    """Around a save: where it wrote weights in several files, one file that holds those of an earlier save goes. transformers
-    leaves it there, and loads it."""
+    """Around a save: where it wrote weights in several files, one file that holds those of an earlier save goes.
+    transformers leaves it there, and loads it."""
     part = "" if variant is None else f".{variant}"
     whole = folder / Path(SAFE_WEIGHTS_NAME).with_suffix(f"{part}.safetensors")
     index = folder / Path(SAFE_WEIGHTS_INDEX_NAME).with_suffix(f"{part}.json")
