@@ -71,9 +71,9 @@ def _one_copy(folder: Path, variant: str | None) -> Iterator[None]:
     part = "" if variant is None else f".{variant}"
     whole = folder / Path(SAFE_WEIGHTS_NAME).with_suffix(f"{part}.safetensors")
     index = folder / Path(SAFE_WEIGHTS_INDEX_NAME).with_suffix(f"{part}.json")
-    before = _state(whole), _state(index)
+    before = _state(index)
     yield
-    if _state(whole) == before[0] and _state(index) != before[1]:
+    if _state(index) != before:
         whole.unlink(missing_ok=True)
 
 

@@ -59,6 +59,7 @@ class ComplexOrderTransformerLayer(MemoryLayer):
 class ComplexOrderTransformerPreTrainedModel(MemoryPreTrainedModel):
     config: ComplexOrderTransformerConfig
     _no_split_modules = ["ComplexOrderTransformerLayer"]
+    _keep_in_fp32_modules_strict = ["frequency", "phase"]  # when loaded: angles are sums over a whole text
     _can_compile_fullgraph = False  # a static cache has no place for the tokens read
     lora_targets = ()  # no matrix is an `nn.Linear`
 
@@ -101,7 +102,8 @@ class ComplexOrderTransformerModel(ComplexOrderTransformerPreTrainedModel, Memor
     def run_layers(
         self, hidden_states: torch.Tensor, memory: tuple[LayerMemory, ...], contexts: list[LayerContext], **kwargs
     ) -> tuple[MemoryModelOutput, list[LayerMemory]]:
-        return super().run_layers(at_positions(hidden_states, contexts[0].plan), memory, contexts, **kwargs)
+        words = at_positions(hidden_states, contexts[0].plan).to(self.dtype)
+        return super().run_layers(words, memory, contexts, **kwargs)
 
 
 @auto_docstring(

@@ -334,3 +334,22 @@ def test_config_values(fields, names):
 def test_embeddings_without_frequencies_are_refused():
     with pytest.raises(ValueError, match="`inputs_embeds` has width 32: .* must be 48"):
         tiny_model(MODEL)(inputs_embeds=torch.zeros(2, 5, 32, dtype=torch.float64))
+
+
+@torch.no_grad()
+def test_a_model_that_is_loaded_in_bfloat16_keeps_its_angles(tmp_path):
+    """A frequency of 8 bits is off by a radian after some hundreds of tokens."""
+    model = tiny_model("complex_order_transformer", "causal_lm", dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    table, exact = (each.get_input_embeddings() for each in (loaded, model))
+    assert {table.frequency.weight.dtype, table.phase.weight.dtype} == {torch.float32}
+    assert table.weight.dtype == torch.bfloat16
+    positions, ids = torch.full((1, 9), 5000), tokens(1, 9)
+    torch.testing.assert_close(
+        at_positions(table(ids), positions), at_positions(exact(ids), positions), atol=0.01, rtol=0.01
+    )
+    output = loaded(ids, use_cache=True)
+    assert output.logits.dtype == torch.bfloat16
+    assert {each.dtype for each in output.mems.named_tensors().values() if each.is_floating_point()} == {torch.bfloat16}
+    assert loaded.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, 12)
