@@ -351,5 +351,7 @@ def test_a_model_that_is_loaded_in_bfloat16_keeps_its_angles(tmp_path):
     )
     output = loaded(ids, use_cache=True)
     assert output.logits.dtype == torch.bfloat16
-    assert {each.dtype for each in output.mems.named_tensors().values() if each.is_floating_point()} == {torch.bfloat16}
+    assert {each.dtype for each in output.mems.named_tensors().values() if each.is_floating_point()} == {
+        torch.bfloat16
+    }
     assert loaded.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, 12)
