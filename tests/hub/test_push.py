@@ -272,6 +272,23 @@ def test_weights_and_figures_of_an_earlier_push_are_deleted(hub, tmp_path: Path,
     torch.testing.assert_close(loaded.state_dict(), second.state_dict(), atol=0, rtol=0)
 
 
+def test_a_push_of_transformers_is_refused_where_older_weights_would_be_loaded(hub, model):
+    """It deletes nothing, and one file of weights, or an adapter, goes before shards."""
+    model.push_to_hub(REPO, max_shard_size="40KB")
+    model.push_to_hub(REPO)  # one file, which is loaded before the shards that stay there
+    state = hub.files(REPO)
+    with pytest.raises(ValueError, match=r"has model\.safetensors of an earlier push.*`transformers-xl push`"):
+        model.push_to_hub(REPO, max_shard_size="40KB")
+    with pytest.raises(ValueError, match=r"has model\.safetensors of an earlier push"):  # a branch begins with them
+        model.push_to_hub(REPO, max_shard_size="40KB", revision="new")
+    assert hub.files(REPO) == state
+    assert set(hub.repos[REPO].branches) == {"main"}
+    model.config.push_to_hub(REPO)  # no weights
+    hub.repos[REPO].commit("main", hub.files(REPO) | {"adapter_config.json": b"{}"}, "by hand")
+    with pytest.raises(ValueError, match=r"has adapter_config\.json of an earlier push"):
+        model.push_to_hub(REPO)
+
+
 def test_an_adapter_leaves_the_model_that_it_adapts(hub, folder: Path, tmp_path: Path):
     push_folder(folder, REPO)
     weights = hub.files(REPO)["model.safetensors"]

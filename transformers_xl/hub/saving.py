@@ -18,7 +18,7 @@ from transformers_xl.hub.card_choices import choices_of_loaded
 from transformers_xl.hub.cards import card_for_push
 from transformers_xl.hub.code_export import Calls, write_code
 from transformers_xl.hub.module_source import PACKAGE
-from transformers_xl.hub.uploading import explained, files_below
+from transformers_xl.hub.uploading import check_nothing_older_is_loaded, explained, files_below
 from transformers_xl.modeling.auto import ENCODER_DECODER, MODEL_TYPES
 
 
@@ -52,7 +52,9 @@ class PackageSaver(Saver):
             with explained(repo_id, {}, revision, token):  # where transformers would push an empty form
                 choices = choices_of_loaded(saved.config)
                 card_for_push(folder, repo_id, saved.config._name_or_path, token, choices)
-        with explained(repo_id, {} if folder is None else files_below(folder), revision, token):
+        files = {} if folder is None else files_below(folder)
+        with explained(repo_id, files, revision, token):
+            check_nothing_older_is_loaded(repo_id, files, revision, token)
             yield
 
 

@@ -113,6 +113,31 @@ def _outdated(there: Iterable[str], files: Mapping[str, Path]) -> list[str]:
     ]
 
 
+def check_nothing_older_is_loaded(
+    repo_id: str, files: Mapping[str, Path], revision: str | None, token: str | bool | None
+) -> None:
+    """Check that weights which transformers' own push would leave there are not loaded in the place of those in `files`.
+
+    Raises:
+        ValueError: they are.
+    """
+    if not any(fnmatchcase(name, "model*.safetensors") for name in files):
+        return
+    there: list[str] = []
+    for branch in dict.fromkeys((revision, None)):  # a new branch begins with what is in `main`
+        try:
+            there = HfApi(token=token).list_repo_files(repo_id, revision=branch)
+            break
+        except HfHubHTTPError as error:
+            if error.response.status_code != 404:
+                raise
+    if loaded := [name for name in _outdated(there, files) if name in (OF_WEIGHTS[0], ADAPTER)]:
+        raise ValueError(
+            f"`{repo_id}` has {' and '.join(loaded)} of an earlier push, which would stay there and be loaded: save the "
+            "model, and push its folder by `transformers-xl push`, which deletes what it replaces in the same commit."
+        )
+
+
 def files_below(folder: Path) -> dict[str, Path]:
     """All files of a folder and its sub-folders, by their names in a repository."""
     return {
@@ -235,4 +260,12 @@ def _same(path: Path, remote: RepoFile) -> bool:
         return sha_fileobj(file).hex() == remote.lfs.sha256
 
 
-__all__ = ["UPLOADED", "PushError", "Pushed", "explained", "files_below", "push_folder"]
+__all__ = [
+    "UPLOADED",
+    "PushError",
+    "Pushed",
+    "check_nothing_older_is_loaded",
+    "explained",
+    "files_below",
+    "push_folder",
+]
