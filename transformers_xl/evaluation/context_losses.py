@@ -47,8 +47,8 @@ def spread_positions(
     room = (tokens - longest) // blocks
     if room < per_block:
         raise ValueError(
-            f"`tokens`={tokens} is too short for `blocks`={blocks} of `per_block`={per_block} positions after a context "
-            f"of {longest}: at least {longest + blocks * per_block} are needed. Use a longer text, or smaller values."
+            f"the text has {tokens} tokens, too short for {blocks * per_block} positions after a context of {longest}: at "
+            f"least {longest + blocks * per_block} are needed. Use a longer text, fewer positions or a shorter context."
         )
     starts = longest + room * np.arange(blocks)
     positions = starts[:, None] + min(spacing, room // per_block) * np.arange(per_block)
