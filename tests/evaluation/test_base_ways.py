@@ -107,3 +107,15 @@ def test_memory_tokens_have_a_way_of_their_own():
 def test_a_text_without_a_begin():
     scores = score_base_ways(tiny_base("llama"), TEXT.numpy(), [], SEGMENT, MEM_LEN)
     assert {score.tokens for score in scores.values()} == {TOKENS - 1}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_no_more_is_read_again_than_a_base_has_positions(family: str):
+    """GPT-2 has no others; a rotary base was trained for no others."""
+    base = tiny_base(family, max_position_embeddings=TOKENS)
+    model = add_memory(base, kind="tokens", num_memory_tokens=1, segment_length=SEGMENT)
+    score = score_base_ways(model, TEXT.numpy(), [BEGIN], SEGMENT, 60)["base, windows of 39 read again"]
+    assert score.nats == pytest.approx(read_again(base, 39 - SEGMENT).sum().item(), rel=1e-6)
+    with pytest.raises(ValueError, match=r"`segment_length`=40: the base was trained for 40 positions"):
+        score_base_ways(model, TEXT.numpy(), [BEGIN], TOKENS, 60)

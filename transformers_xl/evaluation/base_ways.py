@@ -107,8 +107,7 @@ def in_segments(base: PreTrainedModel, text: SegmentedText, context: int = 0) ->
 def with_own_cache(base: PreTrainedModel, text: SegmentedText) -> Reading:
     """With the base's own cache of all that came before. Where the next segment would stand after the last position that
     the base was trained for, a new text begins."""
-    limit = getattr(base.config, "max_position_embeddings", None)
-    cache, read = DynamicCache(config=base.config), 0
+    limit, cache, read = positions_of(base), DynamicCache(config=base.config), 0
     for start, stop in text.spans():
         if limit is not None and read and read + stop - start > limit:
             cache, read = DynamicCache(config=base.config), 0
@@ -116,6 +115,28 @@ def with_own_cache(base: PreTrainedModel, text: SegmentedText) -> Reading:
         losses, _ = losses_of_targets(base, ids, targets, past_key_values=cache, use_cache=True)
         read += ids.shape[1]
         yield losses[targets != -100], sum(each.nbytes for each in cache_tensors(cache))
+
+
+def positions_of(base: PreTrainedModel) -> int | None:
+    """For how many positions a base was trained, where its config says so."""
+    return getattr(base.config, "max_position_embeddings", None)
+
+
+def context_read_again(base: PreTrainedModel, text: SegmentedText, mem_len: int) -> int:
+    """How many tokens before a segment a base reads again: as many as its window has, within the positions that it knows.
+
+    Raises:
+        ValueError: a segment alone has more.
+    """
+    context, limit = max(mem_len - text.segment_length, text.segment_length), positions_of(base)
+    room = context if limit is None else limit - text.segment_length - len(text.beginning)
+    if room < 0:
+        raise ValueError(
+            f"`segment_length`={text.segment_length}: the base was trained for {limit} positions "
+            f"(`max_position_embeddings`), of which the beginning of a text takes {len(text.beginning)}. Use shorter "
+            "segments."
+        )
+    return min(context, room)
 
 
 def with_memory(model: SegmentMemoryForCausalLM, text: SegmentedText) -> Reading:
@@ -163,7 +184,8 @@ def score_base_ways(
         The scores, by the names of the ways.
 
     Raises:
-        ValueError: `ids` is too short or not one row of integers, a number is below 1, or the base cannot have a window.
+        ValueError: `ids` is too short or not one row of integers, a number is below 1, a segment is longer than what the
+            base was trained for, or the base cannot have a window.
     """
     remembers, given_model = isinstance(model, SegmentMemoryForCausalLM), cast(Any, model)
     base = given_model.backbone if remembers else given_model
@@ -178,7 +200,7 @@ def score_base_ways(
         segment_length,
         torch.tensor(beginning, dtype=torch.long, device=base.device),
     )
-    context = max(mem_len - segment_length, segment_length)
+    context = context_read_again(base, text, mem_len)
     ways: dict[str, Callable[[], Reading]] = {
         f"base, segments of {segment_length:,}": partial(in_segments, base, text),
         f"base, windows of {context + segment_length:,} read again": partial(in_segments, base, text, context),
