@@ -245,10 +245,10 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         given = (states, mask, source_mems)
         kept, keeps = None if cache is None else cache.source, cache is not None and not torch.is_grad_enabled()
         is_same = kept is not None and all(old is new for old, new in zip(kept.made_of, given, strict=True))
-        if kept is not None and is_same and reset is None:
-            if keeps or kept.kept is None:
+        if kept is not None and is_same:
+            if reset is None and (keeps or kept.kept is None):
                 return kept
-            source_mems = kept.earlier_mems  # keys and values were projected without a gradient
+            source_mems = kept.earlier_mems  # what was forgotten stays so
         source_mems = forget_source(source_mems, reset)
         real = None if mask is None else drop_full_mask(mask.bool())
         read, mask = states, real

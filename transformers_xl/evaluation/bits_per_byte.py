@@ -146,9 +146,8 @@ def score_text(
         ValueError: `ids` is too short or not one row of integers, or a number is below 1.
     """
     segment_length = model.config.segment_length if segment_length is None else segment_length
-    stream = TextStream(
-        ids, segment_length, lanes, keep_tail=True, beginning=beginning
-    )  # refuses a text without a token
+    # first: it refuses a text without a token to predict, which has no bytes either
+    stream = TextStream(ids, segment_length, lanes, keep_tail=True, beginning=beginning)
     if num_bytes is not None and num_bytes < 1:
         raise ValueError(f"`num_bytes`={num_bytes} must be at least 1: the bytes of the predicted tokens.")
     return score_stream(model, stream, memory, num_bytes, progress)
