@@ -46,13 +46,16 @@ def test_the_readme_is_read_to_its_end():
 
 
 class StandInForTheHub:
-    """Takes the last step of a push, the commit, and remembers the names of the files in it."""
+    """A new repository. Takes the last step of a push, the commit, and remembers the names of the files in it."""
 
     def __init__(self):
         self.files: list[str] = []
 
     def create_repo(self, repo_id: str, **kwargs) -> RepoUrl:
         return RepoUrl(f"https://huggingface.co/{repo_id}")
+
+    def list_repo_files(self, repo_id: str, **kwargs) -> list[str]:
+        return []
 
     def create_commit(self, operations: list[CommitOperationAdd], **kwargs) -> None:
         self.files += [operation.path_in_repo for operation in operations]
@@ -74,6 +77,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert len(blocks) == 4  # memory, generate, fine-tune, push
     hub = StandInForTheHub()
     monkeypatch.setattr("transformers.utils.hub.hf_api", lambda: hub)
+    monkeypatch.setattr("transformers_xl.hub.uploading.HfApi", lambda **kwargs: hub)
     monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *args, **kwargs: ModelCard(""))
     namespace: dict = {}
     for block in blocks:
