@@ -76,7 +76,7 @@ class LastStep(nn.Module):
         unread = unread | ~mask.bool() if mask is not None and mask.shape == unread.shape else unread
         if self.sizes is not None:
             actions = self.as_zeros_and_ones(actions, self.sizes, unread)
-        # before they are projected: not a number times a gradient of 0 is none either
+        # before the projection, whose gradient would be NaN where these are: 0 times NaN is NaN
         actions = actions.to(dtype).masked_fill(unread[..., None], 0)
         rewards = rewards.to(dtype).masked_fill(unread, 0)
         return self.action_proj(actions) + self.reward_proj(rewards[..., None])

@@ -76,8 +76,7 @@ class MemoryHead(MemoryPreTrainedModel):
         field = self.model.auxiliary_loss_coef
         if not self.training or field is None:
             return loss
-        total = targets_per_token.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        auxiliary = (self.model.auxiliary_loss(outputs) * targets_per_token).sum() / total
+        auxiliary = mean_over_targets(self.model.auxiliary_loss(outputs), targets_per_token, num_items_in_batch)
         return loss + getattr(self.config, field) * auxiliary.to(loss.device)
 
     def head_output(
@@ -287,6 +286,21 @@ def has_other_loss(model: Any) -> bool:
     return model.loss_function not in (ForCausalLMLoss, ForMaskedLMLoss)
 
 
+def mean_over_targets(
+    losses: torch.Tensor, targets_per_token: torch.Tensor, items: torch.Tensor | int | None
+) -> torch.Tensor:
+    """The mean of what tokens cost `(batch, length)`, or of one number for all, over the targets that each token has a part
+    in. `items` are the targets of all calls of a step."""
+    total = targets_per_token.sum().clamp(min=1) if items is None else items
+    return (losses * targets_per_token).sum() / total
+
+
+def targets_of_texts(mask: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """What part each token `(batch, length)` has in the targets of its text `(batch,)`: that of every other real one, by
+    the `mask` `(batch, length)`."""
+    return mask * targets[:, None] / mask.sum(1, keepdim=True).clamp(min=1)
+
+
 def class_numbers(labels: torch.Tensor) -> Any:
     """Integers as a loss takes them, of 64 bits."""
     return labels.long() if labels.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32) else labels
@@ -345,8 +359,7 @@ class MemoryForSequenceClassification(MemoryHead):
             if items is not None and self.config.problem_type != "single_label_classification":
                 # transformers' loss of numbers, or of several labels, is a mean in any case
                 loss = loss * (targets.sum() / items).to(loss.device)
-            mean_token = mask * targets[:, None] / mask.sum(1, keepdim=True).clamp(min=1)  # of each text
-            loss = self.add_auxiliary_loss(loss, outputs, mean_token, items)
+            loss = self.add_auxiliary_loss(loss, outputs, targets_of_texts(mask, targets), items)
         memory = ("mems",) if use_cache is False else ()
         return self.head_output(outputs, loss, logits, ("last_hidden_state", *memory))
 
@@ -400,6 +413,8 @@ __all__ = [
     "ModelInputs",
     "has_other_loss",
     "items_predicted",
+    "mean_over_targets",
     "next_tokens",
+    "targets_of_texts",
     "whole_logits",
 ]

@@ -21,6 +21,7 @@ from transformers_xl.configuration.configuration_memory import MemoryConfig
 from transformers_xl.configuration.configuration_memory_encoder_decoder import MemoryEncoderDecoderConfig
 from transformers_xl.modeling.checks import check_ids, check_row_reset, wrong_tensor
 from transformers_xl.modeling.generation_memory import MemoryGenerationMixin, WithMemory
+from transformers_xl.modeling.heads import mean_over_targets, targets_of_texts
 from transformers_xl.modeling.layers.cross_attention import CrossAttention, Source, earlier_mask, remember_source
 from transformers_xl.modeling.layers.transformer_layer import SublayerLayerNorm, SublayerNorm
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
@@ -222,10 +223,9 @@ class MemoryForConditionalGeneration(MemoryGenerationMixin):
         auxiliary = encoded.get("auxiliary_loss")
         if loss is None or labels is None or auxiliary is None or not self.training:
             return loss
-        mask, targets = encoded.get("attention_mask"), (labels != -100).sum(1)
-        mask = torch.ones_like(encoded["last_hidden_state"][..., 0]) if mask is None else mask.to(auxiliary.dtype)
-        weights = mask * targets[:, None] / mask.sum(1, keepdim=True).clamp(min=1)
-        mean = (auxiliary * weights).sum() / (targets.sum().clamp(min=1) if items is None else items)
+        mask = encoded.get("attention_mask")
+        mask = torch.ones_like(auxiliary) if mask is None else mask.to(auxiliary)
+        mean = mean_over_targets(auxiliary, targets_of_texts(mask, (labels != -100).sum(1)), items)
         return loss + getattr(self.encoder.config, self.encoder.auxiliary_loss_coef) * mean.to(loss.device)
 
     def read_source(

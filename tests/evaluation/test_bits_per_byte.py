@@ -89,6 +89,8 @@ def test_bytes_may_be_given(model):
         score_text(model, ids, num_bytes=0)
     with pytest.raises(ValueError, match="too short"):
         score_text(model, text(1))
+    with pytest.raises(ValueError, match="too short"):  # and not that it has no bytes
+        score_text(model, text(1), num_bytes=0)
 
 
 @pytest.mark.parametrize("length", [2, SEGMENT, 3 * SEGMENT + 1])
