@@ -39,16 +39,18 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 2e-3, 4e-3])
     parser.add_argument("--dropouts", nargs="+", type=float, default=[0.1])
     parser.add_argument("--steps", nargs="+", type=int, default=[1000])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     args = parser.parse_args()
     found = read_json(args.output)["runs"] if args.output.is_file() else []
-    for corpus, steps, dropout, rate in product(args.corpora, args.steps, args.dropouts, args.rates):
-        cell = {"corpus": corpus.name, "steps": steps, "rate": rate, "dropout": dropout}
+    for seed, corpus, steps, dropout, rate in product(args.seeds, args.corpora, args.steps, args.dropouts, args.rates):
+        cell = {"corpus": corpus.name, "steps": steps, "rate": rate, "dropout": dropout, "seed": seed}
         if any(cell.items() <= each.items() for each in found):
             continue
-        options = {"training.learning_rate": rate, "training.max_steps": steps, "model.dropout": dropout}
+        options = {"training.learning_rate": rate, "training.max_steps": steps, "training.seed": seed}
+        options["model.dropout"] = dropout
         cell["bits_per_byte"] = bits(corpus, [f"--{name}={value}" for name, value in options.items()])
-        found.append(cell)
-        write_text(args.output, json.dumps({"processor": processor(), "runs": found}, indent=1) + "\n")
+        found.append(cell | {"processor": processor()})
+        write_text(args.output, json.dumps({"runs": found}, indent=1) + "\n")
         print(cell, flush=True)
 
 

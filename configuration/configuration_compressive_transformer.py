@@ -62,5 +62,10 @@ class CompressiveTransformerConfig(RelativeAttentionConfig, AdaptiveSoftmaxConfi
         """The window, and fewer than `compression_rate` positions that have left it and are not compressed yet."""
         return [self.mem_len + self.compression_rate - 1] * self.num_hidden_layers
 
+    @property
+    def layer_reaches(self) -> list[int]:
+        """The window grows by these positions before they are compressed."""
+        return [window + self.compression_rate - 1 for window in self.layer_windows]
+
 
 __all__ = ["CompressiveTransformerConfig"]

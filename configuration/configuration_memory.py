@@ -326,7 +326,8 @@ class MemoryConfig(AgentConfig):
 
     @property
     def layer_reaches(self) -> list[int]:
-        """Positions that each layer can read something of, the token itself included: its window, and what it looks up."""
+        """Positions that each layer can read something of, the token itself included: its window, what it looks up, and
+        what the vectors there were made of."""
         return self.layer_windows
 
     @property

@@ -45,6 +45,11 @@ class RTransformerConfig(AdaptiveSoftmaxConfig):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}`={getattr(self, name)} must be at least 1.")
 
+    @property
+    def layer_reaches(self) -> list[int]:
+        """What is attended to comes of recurrent networks, each of which reads inputs before the window."""
+        return [window + self.num_local_rnns * (self.local_window - 1) for window in self.layer_windows]
+
 
 @strict
 class RTransformerEncoderConfig(WithoutMemoryConfig, RTransformerConfig):

@@ -81,5 +81,11 @@ class StreamingTransformerConfig(AdaptiveSoftmaxConfig):
         """With `same_length` one less than a token sees: itself needs no memory."""
         return [max(self.sliding_window - 1, 0)] * self.num_hidden_layers
 
+    @property
+    def layer_reaches(self) -> list[int]:
+        """Each of two convolutions reads inputs before the window; those of the first layer hold n-grams."""
+        reaches = [self.sliding_window + 2 * (self.conv_kernel_size - 1)] * self.num_hidden_layers
+        return [reaches[0] + max([1, *self.ngram_orders]) - 1, *reaches[1:]]
+
 
 __all__ = ["StreamingTransformerConfig"]

@@ -9,8 +9,6 @@ from tiny import (
     SEGMENT_BY_SEGMENT,
     keeps_blocks,
     models,
-    reach_of_ngrams,
-    reach_of_states,
     result_of,
     tensors_of,
     tiny_model,
@@ -44,18 +42,12 @@ def bytes_of_a_row(model) -> int:
 
 def seen_by(model, layer_idx: int) -> int:
     """Positions that a layer sees, its own included."""
-    config = model.config
-    if isinstance(config, MemorizingTransformerConfig) and config.has_retrieval(layer_idx):
-        return config.layer_reaches[layer_idx]
-    return config.sliding_window + reach_of_states(model)
+    return model.config.layer_reaches[layer_idx]
 
 
 def horizon(model) -> int:
     """How far back a token can be that changes an output, at most."""
-    # what is compressed has left the window by blocks, of which the last may not be whole
-    beyond = getattr(model.config, "compression_rate", 1) - 1
-    of_layers = sum(seen_by(model, index) + beyond - 1 for index in range(model.config.num_hidden_states - 1))
-    return of_layers + reach_of_ngrams(model)
+    return sum(reach - 1 for reach in model.config.layer_reaches)
 
 
 def row_of(model_type: str) -> str:
@@ -98,15 +90,21 @@ def test_the_table_is_that_of_the_code(request: pytest.FixtureRequest):
 
 
 @pytest.mark.parametrize("model_type", variants(memory=("exact",), recurrent=False))
-def test_nothing_arrives_from_beyond_the_horizon(model_type: str):
+def test_the_horizon_is_the_farthest_token_that_arrives(model_type: str):
     model = tiny_model(model_type)
-    far = horizon(model) if model_type in OWN else 2 * (model.config.sliding_window - 1)
-    ids = tokens(1, far + 2)
-    changed = ids.clone()
-    changed[0, 0] = (ids[0, 0] + 1) % 37
-    with torch.no_grad():
-        last, other = (result_of(model(text))[0, -1] for text in (ids, changed))
-    assert last.equal(other)
+
+    def arrives(distance: int, length: int) -> bool:
+        ids = tokens(1, length)
+        changed = ids.clone()
+        changed[0, length - 1 - distance] = (ids[0, length - 1 - distance] + 1) % 37
+        with torch.no_grad():
+            last, other = (result_of(model(text))[0, -1] for text in (ids, changed))
+        return not last.equal(other)
+
+    far = horizon(model)
+    lengths = range(far + 2, far + 6)  # with open blocks of several lengths
+    assert any(arrives(far, length) for length in lengths)
+    assert not any(arrives(far + 1, length) for length in lengths)
 
 
 @pytest.mark.parametrize("model_type", models(recurrent=True))

@@ -69,6 +69,22 @@ def equal(one: Path, other: Path) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def test_words_that_the_vocabulary_lacks_are_told(text_file: Path, tmp_path: Path):
+    """Their letters count, and nothing predicts them."""
+    WordTokenizer.train_from_files([text_file], split="spaces").save_pretrained(tmp_path / "words")
+    unseen = tmp_path / "unseen.txt"
+    unseen.write_text("It was the spring of hope , it was the winter of despair .\n" * 10)
+    result = run(
+        "train", text_file, "-o", tmp_path / "model", "--data.eval_path", unseen, "--tokenizer.path", tmp_path / "words",
+        *SMALL.split(),
+    )  # fmt: skip
+    note = "40 of 150 tokens of the scored text are <unk>"
+    assert result.exit_code == 0, result.output
+    assert note in result.stderr
+    assert note in run("evaluate", tmp_path / "model", "--text", unseen, "--json").stderr
+    assert "<unk>" not in run("evaluate", tmp_path / "model", "--text", text_file).stderr
+
+
 def test_the_file_in_the_folder_gives_the_same_run(trained: Path, tmp_path: Path):
     values = yaml.safe_load((trained / "run.yaml").read_text())
     assert values["model"]["mem_len"] == 8

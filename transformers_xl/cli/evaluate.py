@@ -8,7 +8,14 @@ import typer
 from typer import Argument, Option
 
 from transformers_xl.cli.common import TEXT, AsMarkdown, refuse_others
-from transformers_xl.cli.measuring import check_picture, tell, tell_translations, write_picture
+from transformers_xl.cli.measuring import (
+    check_picture,
+    tell,
+    tell_scores,
+    tell_translations,
+    tell_unknown,
+    write_picture,
+)
 from transformers_xl.runs.loading import is_translator, load_model
 
 OF_COMPARISON = {"model_dir", "text", "segment_length", "mem_len", "compare_base", "picture", "as_json", "as_markdown"}
@@ -103,7 +110,7 @@ def evaluate(
     from transformers_xl.data.files import read_predicted
     from transformers_xl.data.text_beginning import beginning_of
     from transformers_xl.evaluation.bits_per_byte import score_moving_window
-    from transformers_xl.evaluation.score_ways import counted, score_table, score_values, score_ways
+    from transformers_xl.evaluation.score_ways import counted, score_ways
     from transformers_xl.runs.loading import change_config
     from transformers_xl.runs.recording import check_claims, evaluation_of, record_evaluations, text_of_files
 
@@ -129,9 +136,8 @@ def evaluate(
             for name, score in scores.items()
         ]
         record_evaluations(model, model_dir, evaluations)
-    result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
-    header, *rows = score_table(scores)
-    tell(result, model_dir.name, header, rows, as_json, as_markdown)
+    tell_scores(scores, model_dir.name, as_json, as_markdown)
+    tell_unknown([ids], tokenizer)
 
 
 def _evaluate_pairs(ctx: typer.Context, model_dir: Path, source: Path | None, target: Path | None) -> None:

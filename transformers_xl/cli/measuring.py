@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -49,6 +50,31 @@ def tell(
     show_table(title, header, rows, as_markdown)
 
 
+def tell_scores(scores: dict[str, Any], title: str, as_json: bool, as_markdown: bool) -> None:
+    """Print the scores of a text, [`~transformers_xl.evaluation.bits_per_byte.TextScore`] by how it was read."""
+    from transformers_xl.evaluation.score_ways import score_table, score_values
+
+    header, *rows = score_table(scores)
+    result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
+    tell(result, title, header, rows, as_json, as_markdown)
+
+
+def tell_unknown(rows: Iterable[Any], tokenizer: Any) -> None:
+    """Say how many tokens of a scored text, arrays of ids `(tokens,)`, stand for words that the vocabulary lacks."""
+    unknown = tokenizer.unk_token_id
+    if unknown in (None, tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
+        return  # GPT-2's stands for the end of a text
+    counts = [(int((row == unknown).sum()), len(row)) for row in rows]
+    found, size = (sum(numbers) for numbers in zip(*counts, strict=True))
+    if found:
+        typer.echo(
+            f"{found:,} of {size:,} tokens of the scored text are {tokenizer.unk_token}. Scores per byte, character and "
+            "word count the letters of words that it stands for, which nothing predicts: compare scores of this vocabulary "
+            "only.",
+            err=True,
+        )
+
+
 def tell_translations(scores: dict, title: str, as_json: bool, as_markdown: bool = False) -> None:
     """Print what translations are worth."""
     names = [name for name in ("bleu", "chrf", "perplexity", "pairs") if name in scores]
@@ -57,4 +83,4 @@ def tell_translations(scores: dict, title: str, as_json: bool, as_markdown: bool
         typer.echo(scores["signature"], err=True)
 
 
-__all__ = ["check_picture", "model_names", "tell", "tell_translations", "write_picture"]
+__all__ = ["check_picture", "model_names", "tell", "tell_scores", "tell_translations", "tell_unknown", "write_picture"]

@@ -16,7 +16,7 @@ from transformers_xl.cli.common import (
     check_spelling,
     is_main_process,
 )
-from transformers_xl.cli.measuring import tell, tell_translations
+from transformers_xl.cli.measuring import tell_scores, tell_translations, tell_unknown
 from transformers_xl.files.output_folder import check_new_run, run_to_resume
 from transformers_xl.runs.loading import import_models
 
@@ -78,7 +78,6 @@ def train(
         _check_output(output, overwrite, resume)
         typer.echo("starting ...", err=True)  # the imports take seconds
     import_models()
-    from transformers_xl.evaluation.score_ways import score_table, score_values
     from transformers_xl.runs.run_data import input_files
     from transformers_xl.runs.run_options import read_run
     from transformers_xl.runs.training_run import TrainingRun
@@ -101,9 +100,7 @@ def train(
     _exit_if_stopped(run, output)
     if is_main_process():
         _tell_early_stopping(run)
-        header, *rows = score_table(scores)
-        result = {name.replace(" ", "_"): score_values(score) for name, score in scores.items()}
-        tell(result, "held-out text", header, rows, as_json, as_markdown)
+        tell_scores(scores, "held-out text", as_json, as_markdown)
         typer.echo(f"wrote {output}", err=as_json)
 
 
@@ -135,6 +132,7 @@ def _tell_run(run: Any, as_json: bool) -> None:
     for said in (run.note, run.need):
         if said is not None:
             typer.echo(said, err=True)
+    tell_unknown(run.data.held_out.rows, run.tokenizer)
 
 
 def _check_output(output: Path, overwrite: bool, resume: bool) -> None:
