@@ -6,6 +6,7 @@ rates. Whole modules, which none has read, are predicted by all, and by the firs
 of the test that all measurements share (`library_corpus.py`). Everything goes to `build/quickstart/`.
 """
 
+import argparse
 import json
 import math
 import os
@@ -194,4 +195,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -4,6 +4,7 @@
 gymnasium: `pip install '.[rl]'`. What learns is `ppo.py`, beside this file.
 """
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -144,4 +145,5 @@ def main(settings: Settings, seeds: int = 2, workers: int = 1, output: Path = OU
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main(Settings(), workers=min(2, os.cpu_count() or 1))
