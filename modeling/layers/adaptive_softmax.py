@@ -124,14 +124,15 @@ class AdaptiveSoftmax(nn.Module):
             yield tail.to(hidden_states.dtype)
 
     def cross_entropy(
-        self, hidden_states: torch.Tensor, targets: torch.Tensor, ignore_index: int = -100
+        self, hidden_states: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0
     ) -> torch.Tensor:
-        """`-log p` of `targets` `(batch, length)`, in their order, float32 at least; 0 at `ignore_index`.
+        """`-log p` of `targets` `(batch, length)`, in their order, float32 at least; 0 where the target is -100.
+        `label_smoothing`, where there are no `cutoffs`: the share of a target that is spread over the vocabulary.
 
         Only the tokens of a cluster pay for its words: no tensor has a row per token and a column per word.
         """
         frequent, *rare = self.sizes
-        flat, is_target = targets.flatten(), targets.flatten() != ignore_index
+        flat, is_target = targets.flatten(), targets.flatten() != -100
         hidden_states = hidden_states.flatten(0, -2)[is_target]
         words = flat[is_target]
         start, in_cluster, column = frequent, [], words
@@ -140,7 +141,10 @@ class AdaptiveSoftmax(nn.Module):
             in_cluster.append((index, start, here.nonzero().squeeze(-1)))
             column = torch.where(here, frequent + index - 1, column)
             start += size
-        losses = -self.head(hidden_states).gather(-1, column[:, None]).squeeze(-1)
+        log_probs = self.head(hidden_states)
+        losses = -log_probs.gather(-1, column[:, None]).squeeze(-1)
+        if label_smoothing:  # the head has all words
+            losses = losses.lerp(-log_probs.mean(-1), label_smoothing)
         for index, start, here in in_cluster:
             # also for no rows: every process of many has a gradient for every weight
             for rows in [here] if torch.is_grad_enabled() else here.split(ROWS):
@@ -187,7 +191,7 @@ def linear_cross_entropy(
         return token_cross_entropy(logits, targets, label_smoothing)
     states = cast(torch.Tensor, hidden_states)  # there, where no logits are
     if isinstance(classifier, AdaptiveSoftmax):
-        return classifier.cross_entropy(states, targets)
+        return classifier.cross_entropy(states, targets, label_smoothing)
     size = cast(int, classifier.out_features)
     return cross_entropy_in_slices(classifier, states, targets, size, label_smoothing)
 

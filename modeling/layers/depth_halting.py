@@ -3,6 +3,8 @@
 Networks that learn a distribution q over the layers 1..N, and the oracles that say which layer they should have chosen.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 
@@ -68,14 +70,20 @@ HALTING_NETWORKS = {"sequence": MultinomialHalting, "multinomial": MultinomialHa
 
 
 def correctness(logits: list[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
-    """1 where the target is a layer's most likely token, else 0, `(N, B, T)`."""
-    return torch.stack([(each.argmax(-1) == targets).to(each.dtype) for each in logits])
+    """1 where the target is a layer's most likely token, else 0, `(N, B, T)`, float32 at least: bfloat16 counts to 256."""
+    return torch.stack(
+        [(each.argmax(-1) == targets).to(torch.promote_types(each.dtype, torch.float32)) for each in logits]
+    )
 
 
 def smooth(scores: torch.Tensor, sigma: float) -> torch.Tensor:
     """`sum_s exp(-(t - s)^2 / sigma) scores[s]` over the positions s of `(N, B, T)`."""
     positions = torch.arange(scores.shape[-1], device=scores.device, dtype=scores.dtype)
-    return scores @ torch.exp(-((positions[:, None] - positions) ** 2) / sigma)
+    kernel = torch.exp(-((positions[:, None] - positions) ** 2) / sigma)
+    kind = scores.device.type
+    is_rounded = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    with torch.autocast(kind, enabled=False) if is_rounded else nullcontext():  # layers differ by little
+        return scores @ kernel
 
 
 def oracle_layers(scores: torch.Tensor, penalty: float, sigma: float | None) -> torch.Tensor:

@@ -135,6 +135,23 @@ def test_the_softmax_is_its_definition(fields):
     torch.testing.assert_close(ours, expected_grads, **EXACT)
 
 
+def test_labels_are_smoothed_where_all_words_are_one_cluster():
+    """They were not, and nothing was said: `embedding_size` and `div_val` make such a softmax too."""
+    config = tiny_config("transformer_xl", **FORMS["no clusters"])
+    layer = randomised(AdaptiveSoftmax(config, bias=True))
+    states = torch.randn(2, 3, config.hidden_size, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([[9, 36, -100], [10, 0, 21]])
+    of = [states, *layer.parameters()]
+    losses = linear_cross_entropy(layer, states, targets, label_smoothing=0.3)
+    expected = torch.nn.functional.cross_entropy(
+        layer(states).flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=0.3
+    )
+    torch.testing.assert_close(losses.flatten(), expected, **EXACT)
+    scale = torch.arange(1.0, 7.0, dtype=torch.float64)
+    grads = [torch.autograd.grad((loss.flatten() * scale).sum(), of) for loss in (losses, expected)]
+    torch.testing.assert_close(*grads, **EXACT)
+
+
 def test_targets_of_one_cluster_give_every_weight_a_gradient():
     """One process of many may see no word of a cluster: the others wait for its gradients all the same."""
     layer = randomised(AdaptiveSoftmax(tiny_config("transformer_xl", **FORMS["narrower"]), bias=True))

@@ -5,6 +5,7 @@ import torch
 from tiny import ROWS, models, tiny_model, tokens, variants
 
 from transformers_xl.configuration.configuration_lstm import LSTMConfig
+from transformers_xl.modeling.layers.depth_halting import correctness, oracle_layers
 from transformers_xl.modeling.memory.memory_cache import MemoryCache
 from transformers_xl.modeling.modeling_lstm import LSTMForCausalLM
 
@@ -88,3 +89,17 @@ def test_a_padded_call_remembers_in_the_type_of_the_model():
     memory = tiny_model("sha_rnn", dtype=torch.float32)(tokens(2, 6), attention_mask=mask, mems=memory).mems
     types = {each.dtype for each in memory.named_tensors().values() if each.is_floating_point()}
     assert types == {torch.float32}
+
+
+def test_the_oracle_of_halting_counts_exactly():
+    """bfloat16 has no odd number above 256: neighbours stood on one position, and products were rounded."""
+    torch.manual_seed(0)
+    logits, targets = [torch.randint(0, 9, (2, 600, 5)).float() for _ in range(3)], torch.randint(0, 5, (2, 600))
+    for sigma in (1.0, None):
+        for score in (correctness, lambda logits, _: torch.stack([each.sum(-1) / 7 for each in logits])):
+            expected = oracle_layers(score(logits, targets), 0.05, sigma)
+            with torch.autocast("cpu", torch.bfloat16):
+                assert torch.equal(oracle_layers(score(logits, targets), 0.05, sigma), expected)
+        short = [each.bfloat16() for each in logits]
+        expected = oracle_layers(correctness(logits, targets), 0.05, sigma)
+        assert torch.equal(oracle_layers(correctness(short, targets), 0.05, sigma), expected)
