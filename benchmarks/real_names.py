@@ -7,6 +7,9 @@ back it was used first.
     transformers-xl compare benchmarks/names_retrieved.yaml --keep-models -o benchmarks/results/names_retrieved
     python benchmarks/real_names.py benchmarks/results/names_retrieved/models --twin near \
         -o benchmarks/results/real_names_retrieved.json
+    transformers-xl compare benchmarks/names_compressed.yaml --keep-models -o benchmarks/results/names_compressed
+    python benchmarks/real_names.py benchmarks/results/names_compressed/models --twin near \
+        -o benchmarks/results/real_names_compressed.json
 
 The folder is that of the models which a comparison on the split of Python's library (examples/library_corpus.py) kept, each
 from one seed or several; `--twin` names the one that the others are held against, such as one without memory. Names are
