@@ -255,9 +255,9 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         if config.exit_training == "aligned" or self.halting is not None:
             full = self.model(**inputs._asdict(), **kwargs)
             logits: Any = self.logits_to_learn_by(full, targets, logits_to_keep)
-            layer_losses = self.layer_losses(full, logits, targets)
+            layer_losses = self.layer_losses(full, logits, targets, self.smoothing())
         if self.halting is not None:
-            right = correctness(logits, targets) if config.halting_oracle == "correctness" else -layer_losses.detach()
+            right = self.layer_scores(full, logits, targets, layer_losses)
             log_probs = self.exit_log_probs(full, inputs.attention_mask, kwargs.get("source"))
             exit_loss = config.halting_loss_weight * self.exit_loss(log_probs, right, targets, items)
         if config.exit_training == "aligned":
@@ -336,15 +336,31 @@ class DepthAdaptiveTransformerForCausalLM(DepthAdaptiveTransformerPreTrainedMode
         outputs: DepthAdaptiveTransformerModelOutput,
         logits: list[torch.Tensor] | list[None],
         targets: torch.Tensor,
+        smoothing: float = 0.0,
     ) -> torch.Tensor:
         """`-log p` of the targets by each layer, `(layers, batch, length)`."""
         predictions = zip(self.prediction_states(outputs), logits, strict=True)
         return torch.stack(
             [
-                linear_cross_entropy(self.classifier(n), states, targets, each, self.smoothing())
+                linear_cross_entropy(self.classifier(n), states, targets, each, smoothing)
                 for n, (states, each) in enumerate(predictions, 1)
             ]
         )
+
+    def layer_scores(
+        self,
+        outputs: DepthAdaptiveTransformerModelOutput,
+        logits: list[torch.Tensor] | list[None],
+        targets: torch.Tensor,
+        layer_losses: torch.Tensor,
+    ) -> torch.Tensor:
+        """What the oracle judges the layers by, `(layers, batch, length)`: their predictions as they are, not smoothed."""
+        if self.config.halting_oracle == "correctness":
+            return correctness(cast(Any, logits), targets)
+        if not self.smoothing():
+            return -layer_losses.detach()
+        with torch.no_grad():
+            return -self.layer_losses(outputs, logits, targets)
 
     def aligned_loss(
         self, layer_losses: torch.Tensor, targets: torch.Tensor, items: torch.Tensor | int | None = None

@@ -63,7 +63,10 @@ class HaltingUnit(nn.Module):
         self.bias = nn.Parameter(torch.empty(1))
 
     def init_weights(self, config: UniversalTransformerConfig) -> None:
-        init.normal_(self.weight, mean=0.0, std=config.initializer_range)
+        if config.linear_initializer == "uniform":
+            init.uniform_(self.weight, -(config.hidden_size**-0.5), config.hidden_size**-0.5)
+        else:
+            init.normal_(self.weight, mean=0.0, std=config.initializer_range)
         init.constant_(self.bias, float(config.halting_bias))
 
     def learning_rate_groups(self) -> dict[str, list[nn.Parameter]]:

@@ -37,6 +37,10 @@ class ComplexLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     def init_weights(self, config: ComplexOrderTransformerConfig) -> None:
+        if config.linear_initializer == "uniform":
+            for parameter in self.parameters():
+                init.uniform_(parameter, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
+            return
         init.normal_(self.weight, mean=0.0, std=config.initializer_range)
         if self.bias is not None:
             init.zeros_(self.bias)

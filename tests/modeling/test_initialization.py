@@ -4,12 +4,15 @@ import math
 
 import pytest
 import torch
+from tiny import tiny_model
 from torch import nn
 
 from transformers_xl import TransformerXLConfig, TransformerXLForCausalLM
 from transformers_xl.modeling.layers.adaptive_embedding import Projection, TiedTable
 from transformers_xl.modeling.layers.adaptive_softmax import TiedLinear
 from transformers_xl.modeling.layers.attention import RelativeBias
+from transformers_xl.modeling.layers.complex_layers import ComplexLinear
+from transformers_xl.modeling.modeling_universal_transformer import HaltingUnit
 
 
 def test_narrow_models_start_wider():
@@ -72,6 +75,18 @@ def test_uniform_linear_maps_and_an_embedding_of_its_own_width(fields, tmp_path)
     model.save_pretrained(tmp_path)  # what was loaded is left alone
     loaded = TransformerXLForCausalLM.from_pretrained(tmp_path)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), loaded.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", [ComplexLinear, HaltingUnit])
+def test_uniform_maps_that_are_no_linear_layers_of_torch(kind):
+    """They were normal."""
+    model_type = {ComplexLinear: "complex_order_transformer", HaltingUnit: "universal_transformer"}[kind]
+    model = tiny_model(model_type, "causal_lm", linear_initializer="uniform", initializer_range=9.0)
+    maps = [module for module in model.modules() if isinstance(module, kind)]
+    assert maps
+    for module in maps:
+        bound = module.weight.shape[1] ** -0.5
+        assert 0.8 * bound < module.weight.abs().max() <= bound
 
 
 def test_an_initializer_that_nobody_knows_is_refused():

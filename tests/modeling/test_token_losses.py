@@ -221,6 +221,17 @@ def test_labels_are_smoothed_in_training_only(model_type: str):
     assert (smoothed[1] - plain[1]).abs() > 1e-2
 
 
+@pytest.mark.parametrize("oracle", ["likelihood", "correctness"])
+def test_smoothing_leaves_what_halting_learns(oracle: str):
+    """The oracle judged layers by smoothed losses."""
+    model = tiny_model("depth_adaptive_transformer", "causal_lm", halting="multinomial", halting_oracle=oracle).train()
+    ids, grads = tokens(2, 64), []
+    for model.label_smoothing in (0.0, 0.5):
+        loss = model(ids, labels=ids).loss
+        grads.append(torch.autograd.grad(loss, [*model.halting.parameters()]))
+    torch.testing.assert_close(*grads, **CLOSE)
+
+
 @pytest.mark.parametrize("model_type", one_of_each_kind(models(causal_lm=True)))
 @pytest.mark.parametrize("side", ["left", "right", "interior"])
 def test_padding_predicts_nothing(model_type, side):
