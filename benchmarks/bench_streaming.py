@@ -103,13 +103,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("-o", "--output", type=Path, default=RESULT, help="rows of other widths in it stay")
     args = parser.parse_args()
     torch.set_num_threads(1)
     where = {"processor": str(processor()), "torch": torch.__version__, "turns": args.turns}
     rows = {width: measure(width, args.turns) | where for width in args.widths}
-    held = json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if RESULT.is_file() else []
+    held = json.loads(args.output.read_text(encoding="utf-8"))["rows"] if args.output.is_file() else []
     rows = {row["width"]: row for row in held} | rows  # of widths that were not measured now
-    RESULT.write_text(json.dumps({"rows": [rows[width] for width in sorted(rows)]}, indent=1) + "\n", encoding="utf-8")
+    found = {"rows": [rows[width] for width in sorted(rows)]}
+    args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(rows, indent=1))
 
 
