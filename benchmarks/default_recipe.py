@@ -6,6 +6,7 @@
     OMP_NUM_THREADS=1 python benchmarks/default_recipe.py library novels -o default_recipe.json --rates 2e-3 --dropouts 0.0
     python benchmarks/novels_corpus.py r-cran-janeaustenr_*.deb few_novels --beginnings 85000    # read eight times
     OMP_NUM_THREADS=1 python benchmarks/default_recipe.py few_novels -o default_recipe.json --rates 2e-3 --dropouts 0.0 0.1
+    python benchmarks/default_recipe.py few_novels -o default_recipe.json --rates 2e-3 --steps 500 --seeds 0 1 2
 
 Some twenty minutes of one core for each cell. What is in the file is not run again.
 """

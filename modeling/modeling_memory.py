@@ -26,6 +26,7 @@ from transformers_xl.modeling.layers.adaptive_embedding import AdaptiveEmbedding
 from transformers_xl.modeling.layers.adaptive_softmax import AdaptiveSoftmax
 from transformers_xl.modeling.layers.attention import MemoryAttention, RelativePositions, is_long
 from transformers_xl.modeling.layers.transformer_layer import Dropout, LayerOutput, MemoryLayer
+from transformers_xl.modeling.layers.uniform_start import start_uniform
 from transformers_xl.modeling.memory.memory_cache import MemoryCache, Tensors
 from transformers_xl.modeling.memory.memory_value import LayerMemory, Memory, with_columns_of, with_count
 from transformers_xl.modeling.memory.segment import Call, LayerContext, Segment, noted
@@ -71,15 +72,13 @@ class MemoryPreTrainedModel(SavedWithCode, PreTrainedModel):
         if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and self.config.norm_initializer_range > 0:
             init.normal_(module.weight, mean=1.0, std=self.config.norm_initializer_range)
         elif isinstance(module, nn.Linear) and self.config.linear_initializer == "uniform":
-            for parameter in module.parameters(recurse=False):
-                init.uniform_(parameter, -(module.in_features**-0.5), module.in_features**-0.5)
+            start_uniform(module.parameters(recurse=False), module.in_features)
         elif isinstance(module, nn.Embedding) and embedding_range is not None:
             init.normal_(module.weight, mean=0.0, std=embedding_range)
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])  # as transformers does
         elif isinstance(module, nn.RNNBase):  # as torch does: transformers only initializes LSTMs, and differently
-            for parameter in module.parameters():
-                init.uniform_(parameter, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
+            start_uniform(module.parameters(), module.hidden_size)
         if hasattr(module, "init_weights") and not isinstance(module, PreTrainedModel):
             cast(Any, module).init_weights(self.config)  # our layers that hold raw parameters
 

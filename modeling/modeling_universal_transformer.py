@@ -26,6 +26,7 @@ from transformers_xl.modeling.heads import (
 )
 from transformers_xl.modeling.layers.absolute_positions import SinusoidPositions
 from transformers_xl.modeling.layers.halting import HaltingLayer, skips_halted
+from transformers_xl.modeling.layers.uniform_start import start_uniform
 from transformers_xl.modeling.memory.memory_value import LayerMemory
 from transformers_xl.modeling.memory.segment import LayerContext
 from transformers_xl.modeling.modeling_memory import MemoryModel, MemoryPreTrainedModel
@@ -64,7 +65,7 @@ class HaltingUnit(nn.Module):
 
     def init_weights(self, config: UniversalTransformerConfig) -> None:
         if config.linear_initializer == "uniform":
-            init.uniform_(self.weight, -(config.hidden_size**-0.5), config.hidden_size**-0.5)
+            start_uniform([self.weight], config.hidden_size)
         else:
             init.normal_(self.weight, mean=0.0, std=config.initializer_range)
         init.constant_(self.bias, float(config.halting_bias))

@@ -10,6 +10,7 @@ from transformers import initialization as init
 from transformers_xl.configuration.configuration_complex_order_transformer import ComplexOrderTransformerConfig
 from transformers_xl.modeling.layers.attention import MemoryAttention
 from transformers_xl.modeling.layers.transformer_layer import FeedForward, SublayerLayerNorm
+from transformers_xl.modeling.layers.uniform_start import start_uniform
 from transformers_xl.modeling.ops.relative_attention import masked_softmax
 
 
@@ -38,8 +39,7 @@ class ComplexLinear(nn.Module):
 
     def init_weights(self, config: ComplexOrderTransformerConfig) -> None:
         if config.linear_initializer == "uniform":
-            for parameter in self.parameters():
-                init.uniform_(parameter, -(self.weight.shape[1] ** -0.5), self.weight.shape[1] ** -0.5)
+            start_uniform(self.parameters(), self.weight.shape[1])
             return
         init.normal_(self.weight, mean=0.0, std=config.initializer_range)
         if self.bias is not None:

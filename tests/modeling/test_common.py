@@ -283,9 +283,8 @@ def test_window_is_exactly_the_one_of_the_config(model_type):
     ids = tokens(1, 20)
     here = result_of(model(ids))[0, -1]
     reach = model.config.sliding_window + reach_of_states(model) + reach_of_ngrams(model)
-    assert (
-        reach == model.config.layer_reaches[0] - getattr(model.config, "compression_rate", 1) + 1
-    )  # no open block here
+    open_block = getattr(model.config, "compression_rate", 1) - 1  # there is none here
+    assert reach == model.config.layer_reaches[0] - open_block
     for distance, is_seen in ((reach - 1, True), (reach, False)):
         changed = ids.clone()
         changed[0, 19 - distance] = (ids[0, 19 - distance] + 1) % 37
